@@ -1,0 +1,205 @@
+"""Records: one JSON file per run, replaced atomically, shown as stale once the code it measured has changed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from ladder.manifest import Ladder, Rung
+
+SCHEMA = 1
+PACKAGES = (
+    "torch", "triton", "fla-core", "nvidia-cutlass-dsl", "apache-tvm-ffi", "nvidia-cudnn-frontend", "numpy", "scipy",
+)  # fmt: skip
+
+
+class RecordError(ValueError):
+    """A record that cannot be read; one line that names the file and what is wrong."""
+
+
+class CellRecord(BaseModel):
+    """One timed cell. samples_ms, eager_ms: name ("rung", "parent", "control" or a rival) -> one time per round."""
+
+    model_config = ConfigDict(extra="allow")
+    case: str
+    regime: str
+    form: str
+    floor_ms: float
+    samples_ms: dict[str, list[float]]
+    clocks: dict[str, str]
+
+    @model_validator(mode="after")
+    def _complete(self) -> CellRecord:
+        for name in ("rung", "parent", "control"):
+            if not self.samples_ms.get(name):
+                raise ValueError(f"samples_ms: no times of {name!r}")
+        return self
+
+
+class CheckRow(BaseModel):
+    """One property of one rung on one architecture."""
+
+    model_config = ConfigDict(extra="allow")
+    rung: str
+    arch: str
+    property: str
+    outcome: Literal["passed", "failed", "not run"]
+    reason: str
+
+
+class RecordModel(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    schema_: Literal[1]
+    kind: Literal["bench", "check"]
+    rung: str
+    number: int
+    parent: str
+    code_hash: str
+    timing_version: int
+    date: datetime
+    device: dict[str, Any]
+    cells: list[CellRecord] = []
+    rows: list[CheckRow] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _schema(cls, data: Any) -> Any:
+        return {("schema_" if key == "schema" else key): value for key, value in data.items()}
+
+
+def code_hashes(ladder: Ladder, rung: Rung) -> tuple[str, str]:
+    """(code hash of the rung, of its parent); a rung that is its own parent has the parent hash ""."""
+    from _common.codehash import code_hash
+    from ladder.timing import TIMING_VERSION
+
+    parent_hash = "" if rung.parent == rung.number else code_hashes(ladder, ladder.parent(rung))[0]
+    return code_hash(ladder.folder(rung), parent_hash, TIMING_VERSION), parent_hash
+
+
+def new(kind: str, ladder: Ladder, rung: Rung, device: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A record with everything but its results: who was measured, where, when, with which versions."""
+    from ladder.timing import TIMING_VERSION
+
+    own, parent = code_hashes(ladder, rung)
+    commit, dirty = git_state(ladder.root)
+    return {
+        "schema": SCHEMA, "kind": kind, "rung": rung.name, "number": rung.number, "parent": ladder.parent(rung).name,
+        "code_hash": own, "parent_hash": parent, "timing_version": TIMING_VERSION, "commit": commit, "dirty": dirty,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "versions": versions(), "device": device,
+        "command": "python -m ladder " + " ".join(sys.argv[1:]), "complete": False, **fields,
+    }  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on; absent packages are left out."""
+    out = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            out[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return out
+
+
+def git_state(root: Path) -> tuple[str | None, bool | None]:
+    """(commit, whether tracked files outside records differ from it); from COMMIT, which a bundle carries, where there
+    is no repository; (None, None) where neither is there."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=20)
+        if head.returncode == 0:
+            status = subprocess.run(
+                ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)ideas/*/records"],
+                cwd=root, capture_output=True, text=True, timeout=20)  # fmt: skip
+            return head.stdout.strip(), bool(status.stdout.strip())
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    try:
+        words = (root / "COMMIT").read_text().split()
+        return words[0], "dirty" in words[1:]
+    except (OSError, IndexError):
+        return None, None
+
+
+def path_for(folder: Path, record: dict[str, Any]) -> Path:
+    """A name no other run has: <kind>-<date>-<short hash>.json, with a counter where two runs share a second."""
+    date = record["date"].replace(":", "").replace("-", "").replace("+0000", "Z")
+    stem = f"{record['kind']}-{date}-{record['code_hash'][:8]}"
+    path, n = folder / f"{stem}.json", 1
+    while path.exists():
+        n += 1
+        path = folder / f"{stem}-{n}.json"
+    return path
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Replace `path` by this record in one step: a reader sees the old one or the new one, whatever happens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    fd, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temp, 0o644)
+        os.replace(temp, path)
+    except BaseException:
+        Path(temp).unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The record in `path`. Raises RecordError where it is unreadable or not of this schema."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise RecordError(f"{path.name}: corrupt record: a {type(data).__name__}, accepted: an object")
+        RecordModel.model_validate(data)
+    except OSError as error:
+        raise RecordError(f"{path.name}: cannot be read: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path.name}: corrupt record: not JSON ({error})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(x).removesuffix("_") for x in first["loc"])
+        raise RecordError(f"{path.name}: corrupt record: {key}: {first['msg']}") from None
+    return data
+
+
+def read_all(folder: Path, kind: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """(every readable record of a folder, oldest first; one line per unreadable one)."""
+    records, problems = [], []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = read(path)
+        except RecordError as error:
+            problems.append(str(error))
+            continue
+        if kind is None or record["kind"] == kind:
+            records.append(record)
+    return sorted(records, key=lambda r: datetime.fromisoformat(r["date"])), problems
+
+
+def stale(record: dict[str, Any], ladder: Ladder) -> str | None:
+    """Why the record no longer speaks for the rung as it stands, or None if it does."""
+    from ladder.timing import TIMING_VERSION
+
+    rung = ladder.rungs.get(record["number"])
+    if rung is None or rung.name != record["rung"]:
+        return f"{record['rung']} is not in ladder.yaml"
+    if record["timing_version"] != TIMING_VERSION:
+        return f"timed by method {record['timing_version']}, the method now is {TIMING_VERSION}"
+    own, parent = code_hashes(ladder, rung)
+    if record["code_hash"] != own:
+        what = "the parent's code" if record.get("parent_hash") != parent else "the code"
+        return f"{what} has changed since (was {record['code_hash'][:8]}, is {own[:8]})"
+    return None

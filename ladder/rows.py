@@ -1,0 +1,35 @@
+"""Rows for scripts: what `bench --json` and `report --json` print."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from ladder import stats
+
+
+def bench_rows(record: dict[str, Any], stale: str | None = None) -> list[dict[str, Any]]:
+    """One row per cell of a bench record. stale: why the record is stale, if it is.
+
+    ratio_to_parent is time over the parent's time (below 1 is faster), interval its bootstrap 95% interval, noise the
+    factor that the A/A control shows; rivals in milliseconds by the rung's clock where they have one, all clocks in
+    rival_clocks.
+    """
+    results, _ = stats.judge(record["cells"])
+    return [_row(record, cell, result, stale) for cell, result in zip(record["cells"], results)]
+
+
+def _row(record: dict[str, Any], cell: dict[str, Any], result: stats.CellResult, stale: str | None) -> dict[str, Any]:
+    median = {name: statistics.median(times) for name, times in cell["samples_ms"].items()}
+    rivals = {name: ms for name, ms in median.items() if name not in ("rung", "parent", "control")}
+    return {
+        "rung": record["number"], "name": record["rung"], "case": cell["case"], "regime": cell["regime"],
+        "form": cell["form"], "arch": record["device"].get("arch"), "device": record["device"].get("name"),
+        "clock": cell["clocks"]["rung"], "median_ms": median["rung"], "floor_ms": cell["floor_ms"],
+        "times_floor": median["rung"] / cell["floor_ms"], "ratio_to_parent": result.rung.ratio,
+        "interval": [result.rung.low, result.rung.high], "control": result.control.ratio,
+        "control_interval": [result.control.low, result.control.high], "noise": result.noise,
+        "verdict": result.verdict, "stale": bool(stale), "stale_reason": stale, "rivals": rivals,
+        "rival_clocks": {name: cell["clocks"][name] for name in rivals}, "absent": cell.get("absent", {}),
+        "date": record["date"],
+    }  # fmt: skip

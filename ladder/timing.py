@@ -1,0 +1,1 @@
+TIMING_VERSION = 1
