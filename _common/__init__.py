@@ -1,0 +1,1 @@
+"""What all rungs share and nothing else: targets, compiled units, the call cache, code hashes."""

@@ -1,0 +1,1 @@
+"""The problems the ladder climbs: one package per problem."""

@@ -1,0 +1,1 @@
+"""Kimi Delta Attention (KDA): contract, oracle, error budget, inputs, cases and rivals."""
