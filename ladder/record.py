@@ -82,7 +82,7 @@ def code_hashes(ladder: Ladder, rung: Rung) -> tuple[str, str]:
     from ladder.timing import TIMING_VERSION
 
     parent_hash = "" if rung.parent == rung.number else code_hashes(ladder, ladder.parent(rung))[0]
-    return code_hash(ladder.folder(rung), parent_hash, TIMING_VERSION), parent_hash
+    return code_hash(ladder.folder(rung), parent_hash, str(TIMING_VERSION)), parent_hash
 
 
 def new(kind: str, ladder: Ladder, rung: Rung, device: dict[str, Any], **fields: Any) -> dict[str, Any]:

@@ -1,1 +1,142 @@
+"""How a call is timed on a CUDA device.
+
+Device time is the time between two CUDA events around one graph replay, or around the eager call where the callee
+cannot be captured (then the host's launch overhead is in it, and the row says `events`). Before each sample the queue
+is empty and the L2 cache is filled with clean lines of an unrelated buffer, outside the timed region. TIMING_VERSION
+is part of every rung's code hash: raise it when numbers before and after a change cannot be compared.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
 TIMING_VERSION = 1
+COPY_BYTES = 1 << 30
+COPY_REPEATS = 15
+
+Call = Callable[[], Any]
+
+
+class CaptureError(RuntimeError):
+    """The callee cannot be timed by graph replay; the message says why."""
+
+
+def outputs_of(result: Any) -> list[torch.Tensor]:
+    """The tensors a call returned: o, and the final state if there is one."""
+    return [t for t in (result if isinstance(result, tuple | list) else (result,)) if isinstance(t, torch.Tensor)]
+
+
+class CudaTimer:
+    """Times callables on one CUDA device, on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        l2 = torch.cuda.get_device_properties(device).L2_cache_size
+        self._unrelated = torch.ones(4 * l2 // 4, dtype=torch.float32, device=device)  # four times the cache
+        self._sum = torch.empty((), dtype=torch.float32, device=device)
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def flush(self) -> None:
+        """Evict everything from L2 by reading four times its size; reads leave no dirty lines to write back later."""
+        torch.sum(self._unrelated, dim=0, out=self._sum)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def capture(self, call: Call) -> Call:
+        """A replay of `call`, shown to do the same work: its outputs are poisoned, replayed and compared bit for bit
+        with an eager call's. Raises CaptureError. All captures share one memory pool, so that only one replay's
+        outputs are alive at a time.
+        """
+        self.synchronize()
+        expected = [t.clone() for t in outputs_of(call())]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self.stream):
+                outputs = outputs_of(call())
+        except Exception as error:
+            self.synchronize()
+            raise CaptureError(f"cannot be captured: {' '.join(str(error).split())[:200]}") from None
+        if len(outputs) != len(expected):
+            raise CaptureError(f"returned {len(outputs)} tensors under capture, {len(expected)} before")
+        for t in outputs:
+            t.fill_(float("nan"))
+        graph.replay()
+        self.synchronize()
+        for i, (t, reference) in enumerate(zip(outputs, expected)):
+            if not torch.equal(t, reference):
+                unwritten = int(torch.isnan(t).sum())
+                raise CaptureError(
+                    f"replay does not do the call's work: output {i} differs from the eager call's"
+                    + (f", {unwritten} of {t.numel()} elements not written" if unwritten else ""))
+        return graph.replay
+
+    def device_ms(self, run: Call) -> float:
+        """Milliseconds of device time of one run, L2 cold."""
+        self.synchronize()
+        self.flush()
+        self._start.record()
+        run()
+        self._end.record()
+        self.synchronize()
+        return self._start.elapsed_time(self._end)
+
+    def wall_ms(self, call: Call) -> float:
+        """Milliseconds on the host's clock from the call until the device is idle again, L2 cold."""
+        self.flush()
+        self.synchronize()
+        begin = time.perf_counter()
+        call()
+        self.synchronize()
+        return 1e3 * (time.perf_counter() - begin)
+
+    def copy_gbps(self) -> float:
+        """Device-to-device copy rate, bytes read plus bytes written, median of several 1 GiB copies, in GB/s."""
+        source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        times = [self.device_ms(lambda: target.copy_(source)) for _ in range(COPY_REPEATS + 2)][2:]
+        return 2 * COPY_BYTES / (statistics.median(times) * 1e-3) / 1e9
+
+    def release(self) -> None:
+        """Give memory of dropped captures and inputs back to the device."""
+        self.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def describe(self) -> dict[str, Any]:
+        return describe_device(self.device)
+
+
+def describe_device(device: torch.device) -> dict[str, Any]:
+    """name, arch, driver, sms, memory (bytes) and l2 (bytes) of a CUDA device."""
+    p = torch.cuda.get_device_properties(device)
+    return {"name": p.name, "arch": device_arch(device), "driver": _driver(), "sms": p.multi_processor_count,
+            "memory": p.total_memory, "l2": p.L2_cache_size}  # fmt: skip
+
+
+def device_arch(device: torch.device) -> str:
+    """sm_90a, sm_100a, ...: the architecture whose specific instructions the device runs."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}a"
+
+
+def _driver() -> str | None:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            return pynvml.nvmlSystemGetDriverVersion()
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # whatever the library raises: the version is a nicety
+        return None

@@ -1,0 +1,26 @@
+"""The properties a rung must have, one function each. A property returns, or raises Failure or NotRun in words."""
+
+from __future__ import annotations
+
+from ladder.checks import honesty, memory, streams, values
+
+# Order: cheap explanations of a failure before expensive ones.
+ALL = {
+    "every row written": values.every_row_written,
+    "first output survives": memory.first_output_survives,
+    "reused input memory": memory.reused_input_memory,
+    "inputs untouched": values.inputs_untouched,
+    "causality": values.causality,
+    "two halves": values.two_halves,
+    "reruns bitwise equal": values.reruns,
+    "alternating shapes and dtypes": values.alternating,
+    "second stream": streams.second_stream,
+    "CUDA graph": streams.graph,
+    "memory flat": memory.memory_flat,
+    "refusals": honesty.refusals,
+    "global state": honesty.global_state,
+    "kernels launched": honesty.kernels_launched,
+}
+ORACLE = "oracle"  # runs at every cell
+NOTES = "notes"  # needs no call
+NAMES = (NOTES, ORACLE, *ALL)

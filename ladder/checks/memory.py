@@ -1,0 +1,79 @@
+"""Properties of how a rung treats memory between calls."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import torch
+
+from ladder.checks.context import Context, Failure, NotRun, Outputs, same
+
+LEAK_CALLS = 100
+HOST_SLACK = 32 << 20  # growth of the resident set that an allocator may show without a leak
+
+
+def _clone(outputs: Outputs) -> Outputs:
+    return tuple(None if t is None else t.clone() for t in outputs)
+
+
+def first_output_survives(ctx: Context) -> None:
+    """The second call leaves the first call's outputs alone, and answers its own inputs."""
+    one, two = ctx.draw("first"), ctx.draw("second")
+    ctx.supported(one)
+    first = ctx.call(one)
+    kept = _clone(first)
+    second = ctx.call(two)
+    ctx.synchronize()
+    for name, a, b, k in zip(("o", "final_state"), first, second, kept):
+        if a is None or b is None:
+            continue
+        if torch.equal(b, k):
+            raise Failure(f"{name}: the second call, on other inputs of the same shape, returned the first call's values "
+                          "(cached by shape, computed once, or the previous call's buffer)")  # fmt: skip
+        if a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr():
+            raise Failure(f"{name}: both calls returned the same buffer, so the second call overwrote the first call's output")
+    same("of the first call, after a second call", first, kept)
+    ctx.judged(two, second, "second call")
+
+
+def reused_input_memory(ctx: Context) -> None:
+    """New values in the same input tensors give new answers: nothing is remembered by address."""
+    inputs, other = ctx.draw("memory"), ctx.draw("memory, new values")
+    ctx.supported(inputs)
+    before = _clone(ctx.call(inputs))
+    for name, t in inputs.tensors.items():
+        t.copy_(other.tensors[name])
+    outputs = ctx.call(inputs)
+    if torch.equal(outputs[0], before[0]):
+        raise Failure("o: new values in the same input tensors gave the old output (cached by address)")
+    ctx.judged(other, outputs, "new values in the same input tensors")
+
+
+def memory_flat(ctx: Context) -> None:
+    """100 calls leave as much memory allocated as 10 do, on the device and in the process."""
+    if ctx.slow:
+        raise NotRun(f"{LEAK_CALLS} calls take minutes under the emulator")
+    inputs = ctx.base()[0]
+
+    def settle() -> tuple[int, int]:
+        ctx.synchronize()
+        gc.collect()
+        device = torch.cuda.memory_allocated(ctx.device) if ctx.kind == "cuda" else 0
+        return device, _resident()
+
+    for _ in range(10):
+        ctx.call(inputs)
+    device, host = settle()
+    for _ in range(LEAK_CALLS):
+        ctx.call(inputs)
+    device_after, host_after = settle()
+    if device_after > device:
+        raise Failure(f"leaks {(device_after - device) / LEAK_CALLS:.0f} bytes of device memory a call")
+    if host_after - host > HOST_SLACK:
+        raise Failure(f"leaks {(host_after - host) / LEAK_CALLS / 2**20:.2f} MiB of host memory a call")
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
