@@ -6,5 +6,6 @@ of them owns memory or knows about warps, clocks or watches; the engine does the
     tensormap    the 128-byte tiled tensor map                  tma          boxes, bulk copies, swizzles
     mbarrier     the barrier object as state                    numerics     tensor-core dot products
     matrix_desc  shared-memory matrix descriptors               wgmma        Hopper warpgroup MMA and its fragments
-    tcgen05      Blackwell MMA, instruction descriptor      tmem         tensor memory: addresses, ld/st, allocator
+    tcgen05      Blackwell MMA, instruction descriptor          tmem         tensor memory: addresses, ld/st, allocator
+    mma_sync     mma.sync fragments and product
 """

@@ -20,7 +20,8 @@ import numpy as np
 
 from .errors import HwError
 
-__all__ = ["dot_accumulate", "dot_error_bound", "chain_error_bound", "widen", "to_bf16_bits", "KINDS", "FRACTION_BITS", "MODELS"]
+__all__ = ["dot_accumulate", "dot_error_bound", "chain_error_bound", "widen", "unpack_halves",
+           "to_bf16_bits", "KINDS", "FRACTION_BITS", "MODELS"]
 
 FRACTION_BITS = 25  # Hopper wgmma and mma.sync, Blackwell tcgen05: bits kept below the leading exponent
 MODELS = ("fused", "exact")
@@ -42,6 +43,14 @@ def widen(bits: np.ndarray, kind: str) -> np.ndarray:
     if kind == "f32":
         return np.ascontiguousarray(bits).view(np.float32)
     raise HwError(f"kind: {kind!r}, accepted bf16, f16, tf32, f32")
+
+
+def unpack_halves(registers: np.ndarray) -> np.ndarray:
+    """16-bit halves of 32-bit registers, uint16 [..., 2 R, lanes] of uint32 [..., R, lanes], low half first."""
+    registers = np.asarray(registers, dtype=np.uint32)
+    halves = np.empty((*registers.shape[:-2], 2 * registers.shape[-2], registers.shape[-1]), np.uint16)
+    halves[..., 0::2, :], halves[..., 1::2, :] = registers & 0xFFFF, registers >> 16
+    return halves
 
 
 def to_bf16_bits(x: np.ndarray) -> np.ndarray:

@@ -131,36 +131,40 @@ def a_cells(taddr: int, m: int, kind: str) -> tuple[np.ndarray, slice]:
 
 
 def read_d(tmem: np.ndarray, taddr: int, m: int, n: int) -> np.ndarray:
-    """Accumulator values, float32 [M, N], from tensor memory, uint32 [128, 512]."""
+    """Accumulator values, float32 [..., M, N], from tensor memory, uint32 [..., 128, 512]."""
     lanes, columns = d_cells(taddr, m, n)
-    return np.ascontiguousarray(tmem[lanes, columns]).view(np.float32)
+    return np.ascontiguousarray(tmem[..., lanes, columns]).view(np.float32)
 
 
-def write_d(tmem: np.ndarray, taddr: int, d: np.ndarray) -> None:
-    """Store float32 [M, N] as the accumulator."""
-    lanes, columns = d_cells(taddr, *d.shape)
-    tmem[lanes, columns] = np.ascontiguousarray(d, dtype=np.float32).view(np.uint32)
+def write_d(tmem: np.ndarray, taddr: int, d: np.ndarray, disable: int = 0) -> None:
+    """Store float32 [..., M, N] as the accumulator. disable: 128-bit disable-output-lane vector, bit i for lane i."""
+    lanes, columns = d_cells(taddr, *d.shape[-2:])
+    bits = np.ascontiguousarray(d, dtype=np.float32).view(np.uint32)
+    if disable:
+        keep = np.array([not disable >> int(lane) & 1 for lane in lanes])
+        lanes, bits = lanes[keep], bits[..., keep, :]
+    tmem[..., lanes, columns] = bits
 
 
 def read_a(tmem: np.ndarray, taddr: int, m: int, kind: str) -> np.ndarray:
-    """Raw bits of A in tensor memory, uint16 [M, 16] or uint32 [M, 8]."""
+    """Raw bits of A in tensor memory, uint16 [..., M, 16] or uint32 [..., M, 8]."""
     lanes, columns = a_cells(taddr, m, kind)
-    cells = np.ascontiguousarray(tmem[lanes, columns])
+    cells = np.ascontiguousarray(tmem[..., lanes, columns])
     return cells if kind == "tf32" else cells.view(np.uint16)
 
 
 def mma(a_bits, b_bits, d, idesc: InstrDesc, *, accumulate: bool = True, model: str = "fused") -> np.ndarray:
-    """One tcgen05.mma: float32 [M, N] after the instruction.
+    """One tcgen05.mma: float32 [M, N] after the instruction. Leading axes (CTAs) are batched.
 
     a_bits: raw bits [M, K] (read_a or matrix_desc.gather_operand); b_bits: raw bits [N, K]; d: values before it, ignored when
     accumulate (enable-input-d) is false. Numerics: numerics.dot_accumulate.
     """
-    if a_bits.shape != (idesc.m, idesc.k) or b_bits.shape != (idesc.n, idesc.k):
+    if a_bits.shape[-2:] != (idesc.m, idesc.k) or b_bits.shape[-2:] != (idesc.n, idesc.k):
         raise HwError(f"tcgen05.mma: A {a_bits.shape}, B {b_bits.shape}, accepted {(idesc.m, idesc.k)} and {(idesc.n, idesc.k)}")
     a, b = widen(a_bits, idesc.a), widen(b_bits, idesc.b)
     if idesc.negate_a != idesc.negate_b:
         a = -a
-    return dot_accumulate(a, b.T, d if accumulate else None, idesc.a, model)
+    return dot_accumulate(a, b.swapaxes(-1, -2), d if accumulate else None, idesc.a, model)
 
 
 def check_variant(opcode: str) -> str:

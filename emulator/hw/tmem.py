@@ -97,23 +97,23 @@ def check_access(frag: Fragment, taddr: int, warp: int) -> tuple[int, int]:
 
 
 def load(tmem: np.ndarray, frag: Fragment, taddr: int, warp: int) -> np.ndarray:
-    """tcgen05.ld: registers, uint32 [registers, 32], from tensor memory, uint32 [128, 512]."""
+    """tcgen05.ld: registers, uint32 [..., registers, 32], from tensor memory, uint32 [..., 128, 512]."""
     lane, column = check_access(frag, taddr, warp)
-    cells = tmem[frag.lane + lane, frag.column + column]
+    cells = tmem[..., frag.lane + lane, frag.column + column]
     if not frag.packed:
         return cells
-    return cells & 0xFFFF | tmem[frag.lane + lane, frag.column + (column + 1)] << 16
+    return cells & 0xFFFF | tmem[..., frag.lane + lane, frag.column + (column + 1)] << 16
 
 
 def store(tmem: np.ndarray, frag: Fragment, taddr: int, warp: int, registers: np.ndarray) -> None:
-    """tcgen05.st: registers, uint32 [registers, 32], into tensor memory. Unpacked halves go to the low 16 bits of each cell,
-    the high 16 bits become zero (the manual does not say what they hold)."""
+    """tcgen05.st: registers, uint32 [..., registers, 32], into tensor memory. Unpacked halves go to the low 16 bits of each
+    cell; the high 16 bits become zero (the manual does not say what they hold)."""
     lane, column = check_access(frag, taddr, warp)
     if not frag.packed:
-        tmem[frag.lane + lane, frag.column + column] = registers
+        tmem[..., frag.lane + lane, frag.column + column] = registers
         return
-    tmem[frag.lane + lane, frag.column + column] = registers & 0xFFFF
-    tmem[frag.lane + lane, frag.column + (column + 1)] = registers >> 16
+    tmem[..., frag.lane + lane, frag.column + column] = registers & 0xFFFF
+    tmem[..., frag.lane + lane, frag.column + (column + 1)] = registers >> 16
 
 
 class Allocator:

@@ -13,7 +13,7 @@ import functools
 import numpy as np
 
 from .errors import HwError, HwUnsupported
-from .numerics import dot_accumulate, widen
+from .numerics import dot_accumulate, unpack_halves, widen
 
 __all__ = ["M", "K", "check", "d_layout", "a_layout", "d_to_matrix", "matrix_to_d", "a_to_matrix", "mma"]
 
@@ -69,51 +69,44 @@ def a_layout(kind: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def d_to_matrix(registers: np.ndarray, n: int, out: str = "f32") -> np.ndarray:
-    """D registers, uint32 [N/2, 128] ([N/4, 128] for fp16) to values [64, N], float32 (float16)."""
+    """D registers, uint32 [..., N/2, 128] ([..., N/4, 128] for fp16) to values [..., 64, N], float32 (float16)."""
     row, col = d_layout(n)
-    values = _halves(registers).view(np.float16) if out == "f16" else np.ascontiguousarray(registers).view(np.float32)
-    matrix = np.empty((M, n), values.dtype)
-    matrix[row, col] = values
+    values = unpack_halves(registers).view(np.float16) if out == "f16" else np.ascontiguousarray(registers).view(np.float32)
+    matrix = np.empty((*values.shape[:-2], M, n), values.dtype)
+    matrix[..., row, col] = values
     return matrix
 
 
 def matrix_to_d(matrix: np.ndarray, out: str = "f32") -> np.ndarray:
-    """Inverse of d_to_matrix: uint32 registers [N/2, 128] ([N/4, 128] for fp16)."""
-    values = matrix[d_layout(matrix.shape[1])]
+    """Inverse of d_to_matrix: uint32 registers [..., N/2, 128] ([..., N/4, 128] for fp16)."""
+    row, col = d_layout(matrix.shape[-1])
+    values = np.ascontiguousarray(matrix[..., row, col])
     if out == "f16":
         halves = values.view(np.uint16).astype(np.uint32)
-        return halves[0::2] | halves[1::2] << 16
+        return halves[..., 0::2, :] | halves[..., 1::2, :] << 16
     return values.view(np.uint32)
 
 
 def a_to_matrix(registers: np.ndarray, kind: str) -> np.ndarray:
-    """A registers, uint32 [4, 128], to raw bits [64, K], uint16 (uint32 for tf32)."""
+    """A registers, uint32 [..., 4, 128], to raw bits [..., 64, K], uint16 (uint32 for tf32)."""
     row, col = a_layout(kind)
-    bits = np.asarray(registers, dtype=np.uint32) if kind == "tf32" else _halves(registers)
-    matrix = np.empty((M, K[kind]), bits.dtype)
-    matrix[row, col] = bits
+    bits = np.asarray(registers, dtype=np.uint32) if kind == "tf32" else unpack_halves(registers)
+    matrix = np.empty((*bits.shape[:-2], M, K[kind]), bits.dtype)
+    matrix[..., row, col] = bits
     return matrix
-
-
-def _halves(registers):
-    """Low and high 16-bit halves of each register, uint16 [2 R, threads], low first."""
-    registers = np.asarray(registers, dtype=np.uint32)
-    halves = np.empty((2 * registers.shape[0], registers.shape[1]), np.uint16)
-    halves[0::2], halves[1::2] = registers & 0xFFFF, registers >> 16
-    return halves
 
 
 def mma(a_bits, b_bits, d, kind: str, *, scale_d: bool = True, scale_a: int = 1, scale_b: int = 1, out: str = "f32",
         model: str = "fused") -> np.ndarray:
-    """One wgmma: [64, N] values of D after the instruction.
+    """One wgmma: [64, N] values of D after the instruction. Leading axes (CTAs) are batched.
 
     a_bits: raw bits [64, K] (a_to_matrix or matrix_desc.gather_operand); b_bits: raw bits [N, K]; d: values [64, N] before it
     (ignored when scale_d is false); scale_a, scale_b: 1 or -1 (imm-scale). Numerics: numerics.dot_accumulate.
     """
     if scale_a not in (1, -1) or scale_b not in (1, -1):
         raise HwError(f"wgmma: imm-scale-a {scale_a}, imm-scale-b {scale_b}, accepted 1 or -1")
-    check(b_bits.shape[0], kind, out)
+    check(b_bits.shape[-2], kind, out)
     a, b = widen(a_bits, kind), widen(b_bits, kind)
     if scale_a != scale_b:  # negating both, or either, changes the product alone
         a = -a
-    return dot_accumulate(a, b.T, d if scale_d else None, kind, model, out)
+    return dot_accumulate(a, b.swapaxes(-1, -2), d if scale_d else None, kind, model, out)
