@@ -159,18 +159,21 @@ def _intact(folder: Path) -> Artifact | None:
     return Artifact(folder, meta) if whole else None
 
 
-@cache
-def _load_runtime() -> None:
-    """The DSL's runtime library, which exported units link against, from the installed DSL or the library path."""
+def runtime_library() -> Path:
+    """The DSL's runtime, which exported units link against: from the installed DSL, else from .build/ (where a bundle
+    puts it). Raises CompileError."""
     spec = importlib.util.find_spec("nvidia_cutlass_dsl")
     roots = [Path(p) for p in spec.submodule_search_locations] if spec else []
-    found = [p for root in roots for p in sorted(root.glob(f"cu*/lib/{RUNTIME}"), reverse=True)]
-    beside = BUILD / RUNTIME  # left there by `ladder bundle`
-    path = str(found[0]) if found else str(beside) if beside.is_file() else RUNTIME
-    try:
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    except OSError as e:
-        raise CompileError(f"{RUNTIME}: cannot be loaded ({e}); install nvidia-cutlass-dsl or put it into .build/") from e
+    found = [p for root in roots for p in sorted(root.glob(f"cu*/lib/{RUNTIME}"), reverse=True)] + [BUILD / RUNTIME]
+    for path in found:
+        if path.is_file():
+            return path
+    raise CompileError(f"{RUNTIME}: not found; install nvidia-cutlass-dsl or put it into .build/")
+
+
+@cache
+def _load_runtime() -> None:
+    ctypes.CDLL(str(runtime_library()), mode=ctypes.RTLD_GLOBAL)
 
 
 @contextlib.contextmanager

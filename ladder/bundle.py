@@ -1,0 +1,181 @@
+"""A folder that takes the ladder to a GPU box without a network or the CuTe DSL, and the way its records come home.
+
+`make` fills DEST with the project's code, every rung's units compiled ahead of time, the DSL's runtime library, wheels
+of the Python packages that the box lacks, and two scripts: `activate` (sourced: puts it all on PYTHONPATH) and `run`
+(checks and benches, records into the folder given). `collect` files those records under their rungs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import lzma
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from _common import cute
+from ladder import manifest, record
+
+ROOT = manifest.ROOT
+CODE = ("kernels", "_common", "emulator", "ladder", "ideas", "ladder.yaml", "pyproject.toml", "README.md", "NOTES.md")
+# What a box has that can run torch's compiler at all, and what it cannot use there.
+ASSUMED = ("torch", "triton", "numpy", "setuptools", "packaging", "filelock", "nvidia-cutlass-dsl", "sentryward")
+EXTRA = ("nvidia-cudnn-frontend==1.32.0", "pytest>=8")
+PLATFORMS = ("manylinux_2_17", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
+
+ACTIVATE = """\
+# Source this file: puts the bundled packages on PYTHONPATH. Unpacks them on first use, into BUNDLE_SITE or beside itself.
+bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+site=${BUNDLE_SITE:-$bundle/site}
+if [[ ! -d $site ]]; then
+  python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$bundle"/wheels/*.whl || return
+  python3 - "$bundle/code/.build" <<'PY' || return
+import lzma, pathlib, sys
+for packed in pathlib.Path(sys.argv[1]).glob("*.so.xz"):
+    packed.with_suffix("").write_bytes(lzma.decompress(packed.read_bytes()))
+PY
+  [[ -f $bundle/triton-cache.tgz ]] && mkdir -p "$bundle/triton-cache" && tar -xzf "$bundle/triton-cache.tgz" -C "$bundle/triton-cache" --strip-components 1
+fi
+export PYTHONPATH=$bundle/code:$site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+export TRITON_CACHE_DIR=$bundle/triton-cache TRITON_CACHE_AUTOTUNING=1
+"""
+
+RUN = """\
+#!/usr/bin/env bash
+# run OUT [RUNG ...]: check and bench these rungs (all by default) here, against the rivals; records go to OUT.
+# Take OUT home and file it with: python -m ladder collect OUT
+set -uo pipefail
+. "$(dirname "$0")/activate"
+out=$(mkdir -p "${1:?usage: run OUT [RUNG ...]}" && cd "$1" && pwd); shift
+cd "$bundle/code"
+python3 -m ladder check "$@" --records "$out"; checked=$?
+python3 -m ladder bench "$@" --rivals --records "$out"; benched=$?
+tar -C "$bundle" -czf "$out/triton-cache.tgz" triton-cache
+exit $((checked | benched))
+"""
+
+
+class BundleError(RuntimeError):
+    """The bundle cannot be made, or a record cannot be filed; one line that says why."""
+
+
+def make(dest: Path, arch: str = "sm_90a", python: str = "3.12", assumed: Iterable[str] = (), triton_cache: Path | None = None,
+         progress: Callable[[str], None] = print) -> Path:  # fmt: skip
+    """Fill DEST (new or empty) for a box with one GPU of `arch`, that `python` and the `assumed` packages. All or nothing.
+
+    Raises BundleError.
+    """
+    dest = Path(dest).resolve()
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise BundleError(f"DEST: given {dest}, which exists, accepted: a new or an empty folder")
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
+    try:
+        progress("code")
+        _copy_code(scratch / "code")
+        commit, dirty = record.git_state(ROOT)
+        if commit:
+            (scratch / "code" / "COMMIT").write_text(f"{commit}{' dirty' if dirty else ''}\n")
+        _compile_units(scratch / "code" / ".build", arch, progress)
+        progress("wheels")
+        _wheels(scratch / "wheels", python, {*ASSUMED, *assumed})
+        if triton_cache:
+            shutil.copy(triton_cache, scratch / "triton-cache.tgz")
+        (scratch / "activate").write_text(ACTIVATE)
+        (scratch / "run").write_text(RUN)
+        (scratch / "run").chmod(0o755)
+        scratch.chmod(0o755)
+        if dest.exists():
+            dest.rmdir()
+        os.replace(scratch, dest)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return dest
+
+
+def collect(source: Path, root: Path = ROOT) -> list[Path]:
+    """File every record found under `source` with its rung, in ideas/NNN-slug/records/; what is there already stays.
+    Returns the new paths. Raises BundleError naming the file that is no record or whose rung is unknown; then nothing
+    is filed."""
+    ladder = manifest.load(root)
+    folders = {rung.name: ladder.folder(rung) for rung in ladder.rungs.values()}
+    filed: list[tuple[Path, dict]] = []
+    for path in sorted(Path(source).rglob("*.json")):
+        try:
+            data = record.read(path)
+        except record.RecordError as e:
+            raise BundleError(f"{path.name}: {e}") from e
+        if data["rung"] not in folders:
+            raise BundleError(f"{path.name}: is of rung {data['rung']!r}, accepted: {', '.join(folders)}")
+        target = folders[data["rung"]] / "records" / path.name
+        if not target.exists():
+            filed.append((target, data))
+    for target, data in filed:
+        record.write(target, data)
+    return [target for target, _ in filed]
+
+
+def _copy_code(dest: Path) -> None:
+    tracked = subprocess.run(["git", "ls-files", "-z", "--", *CODE], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode == 0 and tracked.stdout:
+        files = [ROOT / name for name in tracked.stdout.split("\0") if name]
+    else:  # not a checkout: everything but caches
+        files = [p for name in CODE for p in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+                 if p.is_file() and "__pycache__" not in p.parts]  # fmt: skip
+    for file in files:
+        if file.is_file() and file.parent.name != "records":
+            (dest / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, dest / file.relative_to(ROOT))
+
+
+def _compile_units(dest: Path, arch: str, progress: Callable[[str], None]) -> None:
+    from ladder import loader
+
+    dest.mkdir()
+    ladder = manifest.load(ROOT)
+    for rung in ladder.rungs.values():
+        if arch not in rung.archs:
+            continue
+        for template in loader.load(ladder.folder(rung)).units:
+            unit = template(arch)
+            progress(f"{rung.name}: {unit}")
+            folder = cute.compile_unit(unit).folder
+            shutil.copytree(folder, dest / folder.name)
+    (dest / "toolchain.json").write_text(json.dumps(cute.toolchain()))
+    (dest / f"{cute.RUNTIME}.xz").write_bytes(lzma.compress(cute.runtime_library().read_bytes(), preset=3))
+
+
+def _wheels(dest: Path, python: str, assumed: set[str]) -> None:
+    """Wheels for the box of everything the project needs, at the versions installed here, but for what it has."""
+    dest.mkdir()
+    wanted = [f"{name}=={importlib.metadata.version(name)}" for name in sorted(_needs("kda-ladder", _canonical(assumed), set()))]
+    wanted += [r for r in EXTRA if Requirement(r).name not in assumed]
+    platforms = [x for p in PLATFORMS for x in ("--platform", f"{p}_x86_64")] + ["--platform", "manylinux2014_x86_64"]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--implementation", "cp",
+               "--python-version", python, *platforms, "--dest", str(dest), *wanted]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BundleError(f"wheels for Python {python}: {done.stderr.strip().splitlines()[-1]}")
+
+
+def _canonical(names: Iterable[str]) -> set[str]:
+    return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+
+
+def _needs(package: str, assumed: set[str], seen: set[str]) -> set[str]:
+    for text in importlib.metadata.requires(package) or ():
+        requirement = Requirement(text)
+        name = next(iter(_canonical([requirement.name])))
+        if name in assumed or name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        _needs(name, assumed, seen)
+    return seen
