@@ -93,16 +93,24 @@ def overall(records: Iterable[Record], ladder: Ladder, stale: Stale | None = Non
     return out
 
 
-def best(table: Sequence[Row], ladder: Ladder) -> dict[tuple[str, str, str, str], Row]:
-    """(device, case, regime, form) -> the fastest current row among rungs that are current or won."""
+def best(table: Sequence[Row], ladder: Ladder, failing: Collection[int] = ()) -> dict[tuple[str, str, str, str], Row]:
+    """(device, case, regime, form) -> the fastest current row among rungs that are current or won.
+
+    failing: rungs that fail a check (`failing_rungs`); a wrong result is never the best one.
+    """
     out: dict[tuple[str, str, str, str], Row] = {}
     for row in table:
         key = (row["device"], row["case"], row["regime"], row["form"])
-        if row["stale"] or ladder.rungs[row["rung"]].status not in BAR_STATUS:
+        if row["stale"] or row["rung"] in failing or ladder.rungs[row["rung"]].status not in BAR_STATUS:
             continue
         if key not in out or row["median_ms"] < out[key]["median_ms"]:
             out[key] = row
     return out
+
+
+def failing_rungs(checks: Iterable[Row]) -> set[int]:
+    """Rungs with a check that failed on the code as it is now."""
+    return {c["rung"] for c in checks if c["outcome"] == "failed" and not c["stale"]}
 
 
 def geomean(values: Iterable[float]) -> float | None:

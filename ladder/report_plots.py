@@ -127,13 +127,14 @@ def climb(rows: Sequence[Row], rungs: Sequence[int]) -> str:
         if rival:
             name = f"{rival['best_rival']}, best rival, {g}: {ms(rival['best_rival_ms'])} ms"
             svg.line(left, y(rival["best_rival_ms"]), width - right, y(rival["best_rival_ms"]), f"rival r-{g}", name)
-    for g in regimes:
+    for i, g in enumerate(regimes):
+        aside = (i - (len(regimes) - 1) / 2) * min(4.5, step / 5)  # equal times must not hide each other
         mine = sorted((r for r in rows if r["regime"] == g), key=lambda r: rungs.index(r["rung"]))
-        kept = [(x[r["rung"]], y(r["median_ms"])) for r in mine if r["status"] in ("current", "won")]
+        kept = [(x[r["rung"]] + aside, y(r["median_ms"])) for r in mine if r["status"] in ("current", "won")]
         if len(kept) > 1:
             svg.path(kept, f"series r-{g}")
         for r in mine:
-            _mark(svg, x[r["rung"]], y(r["median_ms"]), r, f"r-{g}")
+            _mark(svg, x[r["rung"]] + aside, y(r["median_ms"]), r, f"r-{g}", 3.5)
     return str(svg)
 
 
@@ -145,7 +146,7 @@ def _latest_rival(rows: Sequence[Row], regime: str) -> Row | None:
 def floors(rows: Sequence[Row], best: dict[str, Row], limit: float) -> str:
     """One regime and form: multiple of the floor per case; every rung, the best one and the best rival named."""
     cases = list(dict.fromkeys(r["case"] for r in rows))
-    width, left, right, top, line = 640, 104, 16, 6, 30
+    width, left, right, top, line = 640, 104, 76, 6, 26
     height = top + line * len(cases) + 26
     svg = Svg(width, height, f"Multiple of the floor per case, regime {rows[0]['regime']}, form {rows[0]['form']}, log scale")
     x = LogScale(1, limit, left, width - right)
@@ -172,10 +173,7 @@ def _floor_line(svg: Svg, x: LogScale, y: float, rows: Sequence[Row], best: Row 
         svg.diamond(x(multiple), y, "rivalmark", name)
     if best:
         _mark(svg, x(best["times_floor"]), y, best, "ours", 5)
-        end = x(best["times_floor"])
-        beside = shown and 0 < x(shown["best_rival_ms"] / shown["floor_ms"]) - end < 62
-        label = f"{best['rung']:03d} {best['times_floor']:.1f}x"
-        svg.text(end, y - 7, label, "tick strong", "middle") if beside else svg.text(end + 9, y + 4, label, "tick strong")
+        svg.text(svg.width - 4, y + 4, f"{best['rung']:03d}  {best['times_floor']:.1f}x", "tick strong", "end")
 
 
 def forest(rows: Sequence[Row]) -> str:
@@ -217,10 +215,10 @@ def stages(rows: Sequence[Row], order: Sequence[str], limit: float) -> str:
     height = top + line * len(rows) + 24
     svg = Svg(width, height, f"Time per stage of {rows[0]['case']} {rows[0]['regime']}, form {rows[0]['form']}, per rung")
     scale = (width - left - right) / limit
-    for i in range(5):
-        value = limit * i / 4
-        svg.line(left + value * scale, top, left + value * scale, height - 20, "grid")
-        svg.text(left + value * scale, height - 6, ms(value), "tick", "middle")
+    unit = next(u for e in range(-5, 6) for u in (1e1**e, 2 * 1e1**e, 5 * 1e1**e) if limit / u <= 5)
+    for i in range(int(limit / unit) + 1):
+        svg.line(left + i * unit * scale, top, left + i * unit * scale, height - 20, "grid")
+        svg.text(left + i * unit * scale, height - 6, f"{i * unit:.4g}", "tick", "middle")
     for i, r in enumerate(rows):
         y, x = top + line * (i + 0.5), left
         svg.text(left - 6, y + 4, f"{r['rung']:03d}", "name", "end")

@@ -138,6 +138,6 @@ def _check(rng: random.Random, rung, plan: Plan, device: str, arch: str) -> dict
             outcome, reason = "not run", "needs a GPU"
         if rung.number in plan.failing and prop == "prefix causality":
             outcome, reason = "failed", "row 63 of o changes when token 64 changes (max difference 0.031)"
-        rec["rows"].append({"rung": rung.name, "arch": arch, "property": prop, "outcome": outcome, "reason": reason,
+        rec["rows"].append({"rung": rung.number, "arch": arch, "property": prop, "outcome": outcome, "reason": reason,
                             "case": "h96", "regime": "slow", "form": "prod", "seed": 7})  # fmt: skip
     return rec

@@ -1,0 +1,230 @@
+"""The report as one self-contained HTML page: what to look at first, then every number and how old it is."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ladder import record as record_module
+from ladder import report, report_plots
+from ladder.manifest import FORMS, REGIMES, Ladder
+
+Row = dict[str, Any]
+STAGE_ORDER = ("normalise", "gate", "intra", "wu", "scan", "state", "output")
+HEAT_FULL = 4.0  # the speed-up (or slow-down) at which a heat-map cell has its full colour
+OPEN_FORESTS = 2  # the newest rungs whose verdict plots are open at first
+
+
+def write(path: Path, ladder: Ladder) -> Path:
+    """Render the page from the committed records and replace `path` in one step."""
+    text = render(ladder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temp, 0o644)
+        os.replace(temp, path)
+    except BaseException:
+        Path(temp).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def render(ladder: Ladder, stale: report.Stale | None = None, now: datetime | None = None) -> str:
+    """The page's text. stale, now: as the records' own staleness and the clock say, unless given."""
+    env = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+                      trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    now = now or datetime.now(timezone.utc)
+    env.filters |= {"ms": report_plots.ms, "pct": lambda noise: f"±{100 * (noise - 1):.1f}%", "age": lambda d: report.age(d, now)}
+    env.globals["span"] = _span
+    return env.get_template("report.html.j2").render(context(ladder, stale, now))
+
+
+def context(ladder: Ladder, stale: report.Stale | None, now: datetime) -> dict[str, Any]:
+    records, problems = report.load(ladder)
+    table = report.rows(records, ladder, stale)
+    summaries = report.rung_summaries(records, ladder, stale, table)
+    checks = report.check_rows(records, ladder, stale)
+    failing = report.failing_rungs(checks)
+    best = report.best(table, ladder, failing)
+    commit, dirty = record_module.git_state(ladder.root)
+    return {
+        "now": now, "commit": commit[:10] if commit else "no repository", "dirty": dirty, "problems": problems, "summaries": summaries,
+        "devices": [_device(name, table, best, ladder, records) for name in report.devices(table)],
+        "checks": _matrix(checks), "failures": [c for c in checks if c["outcome"] == "failed"],
+        "records": _record_lines(records, ladder, stale), "failing": sorted(failing), "rungs": list(ladder.rungs.values()),
+    }  # fmt: skip
+
+
+def _device(name: str, table: Sequence[Row], best: dict, ladder: Ladder, records: list[Row]) -> dict[str, Any]:
+    mine = [r for r in table if r["device"] == name]
+    newest = max((r for r in records if r["kind"] == "bench" and r["device"].get("name") == name), key=lambda r: r["date"])
+    forms = [f for f in FORMS if any(r["form"] == f for r in mine)]
+    return {
+        "name": name, "anchor": "device-" + "".join(c if c.isalnum() else "-" for c in name), "arch": mine[0]["arch"],
+        "about": {**newest["device"], "copy_gbps": newest.get("copy_gbps"), "date": newest["date"]},
+        "tiles": _tiles(mine, best), "forms": [_form(f, [r for r in mine if r["form"] == f], best, ladder) for f in forms],
+        "forests": _forests(mine, ladder), "rows": mine, "absent": _absent(mine),
+        "rivals": list(dict.fromkeys(n for r in mine for n in r["rivals"])),
+        "other_clock": any(r["rival_clocks"].get(n) != r["clock"] for r in mine for n in r["rivals"]),
+    }  # fmt: skip
+
+
+def _absent(rows: Sequence[Row]) -> list[tuple[str, str, int]]:
+    """(rival, why it is absent, in how many cells)."""
+    found = [(name, why) for r in rows for name, why in r["absent"].items()]
+    return [(*key, found.count(key)) for key in dict.fromkeys(found)]
+
+
+def _tiles(rows: Sequence[Row], best: dict) -> list[dict[str, str]]:
+    """The figures to see first, from the best current rung of each `prod` cell (of `pre`, where prod was not timed)."""
+    form = "prod" if any(r["form"] == "prod" and not r["stale"] for r in rows) else "pre"
+    top = [b for b in best.values() if b["device"] == rows[0]["device"] and b["form"] == form]
+    against = [b for b in top if b["speedup"]]
+    tiles = []
+    if against:
+        worst = min(against, key=lambda b: b["speedup"])
+        ahead = sum(b["speedup"] > 1 for b in against)
+        tiles.append({"value": f"{report.geomean(b['speedup'] for b in against):.2f}x", "label": f"the best rival, form {form}",
+                      "note": f"geometric mean of {len(against)} cells, best rung of each"})  # fmt: skip
+        for regime in REGIMES[:2]:
+            part = [b["speedup"] for b in against if b["regime"] == regime]
+            if part:
+                tiles.append({"value": f"{report.geomean(part):.2f}x", "label": f"the best rival, {regime} gates",
+                              "note": f"{len(part)} cells"})  # fmt: skip
+        tiles.append({"value": f"{ahead} of {len(against)}", "label": "cells ahead of every rival",
+                      "note": f"worst: {worst['case']} {worst['regime']}, {worst['speedup']:.2f}x of {worst['best_rival']}"})
+    if top:
+        near, far = (pick(top, key=lambda b: b["times_floor"]) for pick in (min, max))
+        tiles.append({"value": f"{near['times_floor']:.1f}–{far['times_floor']:.1f}x", "label": "the traffic floor",
+                      "note": f"nearest {near['case']} {near['regime']}, farthest {far['case']} {far['regime']}"})  # fmt: skip
+    live = [r for r in rows if not r["stale"]]
+    if live:
+        noise = sorted(100 * (r["noise"] - 1) for r in live)
+        tiles.append({"value": f"±{noise[len(noise) // 2]:.1f}%", "label": "A/A noise, median of cells",
+                      "note": f"largest ±{noise[-1]:.1f}%"})  # fmt: skip
+    tiles.append({"value": f"{len(rows) - len(live)} of {len(rows)}", "label": "rows are stale", "note": "stale rows are in no average"})
+    return tiles
+
+
+def _form(form: str, rows: Sequence[Row], best: dict, ladder: Ladder) -> dict[str, Any]:
+    rungs = [n for n in ladder.rungs if any(r["rung"] == n for r in rows)]
+    cases = [c for c in dict.fromkeys((*ladder.cases, *(r["case"] for r in rows))) if any(r["case"] == c for r in rows)]
+    regimes = [g for g in REGIMES if any(r["regime"] == g for r in rows)]
+    top = {(b["case"], b["regime"]): b for b in best.values() if b["form"] == form and b["device"] == rows[0]["device"]}
+    limit = max([r["times_floor"] for r in rows] + [r["best_rival_ms"] / r["floor_ms"] for r in rows if r["best_rival"]] + [2]) * 1.7
+    return {
+        "name": form, "regimes": regimes, "cases": cases,
+        "climbs": [(c, _shape(ladder, c), [(g, top[c, g]) for g in regimes if (c, g) in top],
+                    report_plots.climb([r for r in rows if r["case"] == c], rungs)) for c in cases],
+        "floors": [(g, report_plots.floors([r for r in rows if r["regime"] == g],
+                                           {c: b for (c, h), b in top.items() if h == g}, limit)) for g in regimes],
+        "heat": [(c, [_heat(top.get((c, g)), any(r["case"] == c and r["regime"] == g for r in rows)) for g in regimes]) for c in cases],
+        "heat_mean": [report.geomean(b["speedup"] for (_, h), b in top.items() if h == g and b["speedup"]) for g in regimes],
+        "rung_heat": _rung_heat(rows, rungs, cases, ladder), "stages": _stages(rows), "stage_names": _stage_names(rows),
+    }  # fmt: skip
+
+
+def _shape(ladder: Ladder, case: str) -> str:
+    entry = ladder.cases.get(case)
+    if entry is None:
+        return "no longer in ladder.yaml"
+    heads = f"H {entry.H}" if entry.H == entry.HV else f"H {entry.H}, HV {entry.HV}"
+    return f"B {entry.B}, T {entry.T}, {heads}, K {entry.K}, V {entry.V}"
+
+
+def _heat(row: Row | None, timed: bool = True) -> dict[str, Any]:
+    """A heat-map cell: its speed-up, its colour (win or loss) and how much of it."""
+    if row is None or row["speedup"] is None:
+        return {"text": "", "side": "none", "share": 0, "note": ("no current row" if row is None else "no rival") if timed else "not timed",
+                "title": "", "stale": False}  # fmt: skip
+    share = min(1.0, abs(math.log(row["speedup"])) / math.log(HEAT_FULL))
+    title = (f"{row['name']} {report_plots.ms(row['median_ms'])} ms ({row['clock']}), {row['best_rival']} "
+             f"{report_plots.ms(row['best_rival_ms'])} ms ({row['rival_clocks'][row['best_rival']]})")  # fmt: skip
+    return {"text": f"{row['speedup']:.2f}x" + ("" if row["same_clock"] else "*"), "side": "win" if row["speedup"] > 1 else "loss",
+            "share": round(12 + 58 * share), "note": f"{row['rung']:03d} / {row['best_rival']}", "title": title,
+            "stale": row["stale"]}  # fmt: skip
+
+
+def _rung_heat(rows: Sequence[Row], rungs: list[int], cases: list[str], ladder: Ladder) -> dict[str, Any]:
+    """Every rung against the best rival: a line per rung, a column per case and regime."""
+    columns = [(c, [g for g in REGIMES if any(r["case"] == c and r["regime"] == g for r in rows)]) for c in cases]
+    lines = []
+    for n in rungs:
+        own = {(r["case"], r["regime"]): r for r in rows if r["rung"] == n}
+        mean = report.geomean(r["speedup"] for r in own.values() if r["speedup"] and not r["stale"])
+        lines.append({"rung": ladder.rungs[n], "cells": [_heat(own.get((c, g))) for c, gs in columns for g in gs], "mean": mean})
+    return {"columns": columns, "lines": lines}
+
+
+def _stage_names(rows: Sequence[Row]) -> list[str]:
+    seen = dict.fromkeys(s for r in rows for s in r["stages_ms"])
+    return [s for s in STAGE_ORDER if s in seen] + [s for s in seen if s not in STAGE_ORDER]
+
+
+def _stages(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    order, out = _stage_names(rows), []
+    cells = dict.fromkeys((r["case"], r["regime"]) for r in rows if r["stages_ms"])
+    for case, regime in cells:
+        mine = [r for r in rows if r["stages_ms"] and (r["case"], r["regime"]) == (case, regime)]
+        limit = max(sum(r["stages_ms"].values()) for r in mine)
+        out.append((f"{case} {regime}", report_plots.stages(mine, order, limit)))
+    return out
+
+
+def _forests(rows: Sequence[Row], ladder: Ladder) -> list[dict[str, Any]]:
+    """Newest rung first; a rung that is its own parent has only its A/A noise to show, and comes too."""
+    timed = [n for n in ladder.rungs if any(r["rung"] == n for r in rows)]
+    out = []
+    for i, n in enumerate(reversed(timed)):
+        plots = [(f, report_plots.forest(part)) for f in FORMS if (part := [r for r in rows if r["rung"] == n and r["form"] == f])]
+        out.append({"rung": ladder.rungs[n], "parent": ladder.parent(ladder.rungs[n]), "plots": plots, "open": i < OPEN_FORESTS})
+    return out
+
+
+def _matrix(checks: Sequence[Row]) -> dict[str, Any]:
+    """Properties by (rung, arch, place)."""
+    columns = list(dict.fromkeys((c["rung"], c["arch"], c["device"]) for c in checks))
+    at = {(c["property"], c["rung"], c["arch"], c["device"]): c for c in checks}
+    names = list(dict.fromkeys(c["property"] for c in checks))
+    rungs = [(n, sum(c[0] == n for c in columns)) for n in dict.fromkeys(c[0] for c in columns)]
+    dates = [max(c["date"] for c in checks if (c["rung"], c["arch"], c["device"]) == key) for key in columns]
+    return {"columns": columns, "rungs": rungs, "dates": dates, "lines": [(p, [at.get((p, *key)) for key in columns]) for p in names]}
+
+
+def _record_lines(records: Sequence[Row], ladder: Ladder, stale: report.Stale | None) -> list[Row]:
+    ask = report._stale_once(stale or (lambda r: record_module.stale(r, ladder)))
+    return [{"file": r["file"], "kind": r["kind"], "rung": r["rung"], "device": r["device"].get("name", "?"), "date": r["date"],
+             "stale": ask(r), "commit": (r.get("commit") or "–")[:10], "dirty": r.get("dirty"),
+             "complete": r.get("complete", True), "count": len(r.get("cells") or r.get("rows") or []),
+             "versions": r.get("versions") or {}, "seen": _telemetry(r.get("cells") or [])}
+            for r in reversed(records)]  # fmt: skip
+
+
+def _telemetry(cells: Sequence[Row]) -> str:
+    """Ranges over a record's cells: SM clock, temperature, power, and any throttling."""
+    parts = []
+    for key, unit in (("sm_mhz", "MHz"), ("temp_c", "°C"), ("power_w", "W")):
+        values = [v for c in cells for v in _numbers((c.get("telemetry") or {}).get(key))]
+        if values:
+            parts.append(_span(min(values), max(values), 0) + f" {unit}")
+    reasons = sorted({str(x) for c in cells for x in (c.get("telemetry") or {}).get("throttle") or []})
+    return ", ".join(parts + ([f"throttled: {', '.join(reasons)}"] if reasons else []))
+
+
+def _numbers(value: Any) -> list[float]:
+    values = value if isinstance(value, list) else [value]
+    return [v for v in values if isinstance(v, (int, float))]
+
+
+def _span(low: float, high: float, digits: int) -> str:
+    a, b = f"{low:.{digits}f}", f"{high:.{digits}f}"
+    return a if a == b else f"{a}–{b}"
