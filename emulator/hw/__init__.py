@@ -9,3 +9,8 @@ of them owns memory or knows about warps, clocks or watches; the engine does the
     tcgen05      Blackwell MMA, instruction descriptor          tmem         tensor memory: addresses, ld/st, allocator
     mma_sync     mma.sync fragments and product
 """
+
+from .errors import HwError, HwUnsupported
+
+__all__ = ["HwError", "HwUnsupported", "tensormap", "tma", "mbarrier", "numerics", "matrix_desc", "wgmma", "tcgen05", "tmem",
+           "mma_sync"]
