@@ -46,10 +46,10 @@ class CellRecord(BaseModel):
 
 
 class CheckRow(BaseModel):
-    """One property of one rung on one architecture."""
+    """One property of one rung (its number) on one architecture."""
 
     model_config = ConfigDict(extra="allow")
-    rung: str
+    rung: int
     arch: str
     property: str
     outcome: Literal["passed", "failed", "not run"]

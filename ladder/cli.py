@@ -1,0 +1,252 @@
+"""The command line: `python -m ladder COMMAND`. Commands import what they need when they run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="A ladder of KDA kernels: check, time and compare its rungs.", no_args_is_help=True, add_completion=False,
+    pretty_exceptions_enable=False)  # fmt: skip
+
+Numbers = Annotated[list[int], typer.Argument(help="rung numbers", show_default=False)]
+Cases = Annotated[str, typer.Option(help="only these cases, separated by commas")]
+Regimes = Annotated[str, typer.Option(help="only these gate regimes: strong, slow, mixed, init")]
+Forms = Annotated[str, typer.Option(help="only these forms: prod, pre")]
+Records = Annotated[Path | None, typer.Option(help="where records go (default: ideas/NNN-slug/records)")]
+Seed = Annotated[int | None, typer.Option(help="replay this seed (default: a fresh one, printed)")]
+Json = Annotated[bool, typer.Option("--json", help="print rows for scripts on standard output")]
+Root = Annotated[Path | None, typer.Option(help="folder with ladder.yaml and ideas/ (default: this repository)")]
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main() -> None:
+    """Entry point: one clear line for every error a user can cause."""
+    from ladder.diff import DiffError
+    from ladder.loader import LoadError
+    from ladder.manifest import ManifestError
+    from ladder.record import RecordError
+    from ladder.scaffold import ScaffoldError
+
+    try:
+        app(standalone_mode=True)
+    except (ManifestError, RecordError, LoadError, DiffError, ScaffoldError) as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(USAGE) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{where}{error.strerror or error}", file=sys.stderr)
+        raise SystemExit(FAILED) from None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _ladder(root: Path | None) -> Any:
+    from ladder import manifest
+
+    return manifest.load(root or manifest.ROOT)
+
+
+def _numbers(ladder: Any, numbers: list[int] | None) -> list[int]:
+    return list(numbers) if numbers else [n for n, rung in ladder.rungs.items() if rung.status != "falsified"]
+
+
+@app.command()
+def check(
+    numbers: Annotated[list[int] | None, typer.Argument(help="rung numbers (default: all but falsified ones)")] = None,
+    cases: Cases = "", regimes: Regimes = "", forms: Forms = "",
+    properties: Annotated[str, typer.Option(help="only these properties, separated by commas")] = "",
+    archs: Annotated[str, typer.Option(help="only these architectures")] = "",
+    device: Annotated[str, typer.Option(help="auto, cuda, or cpu (compiled kernels run in the emulator)")] = "auto",
+    seed: Seed = None, records: Records = None, as_json: Json = False, root: Root = None,
+    time_limit: Annotated[float, typer.Option(help="seconds a rung may take for one property")] = 600.0,
+    memory_limit: Annotated[float, typer.Option(help="GiB of host memory a rung may use")] = 48.0,
+) -> None:  # fmt: skip
+    """Decide every property of each rung against the exact oracle; what this machine cannot run is listed as not run."""
+    raise typer.Exit(_check(_ladder(root), numbers, {
+        "cases": _words(cases), "regimes": _words(regimes), "forms": _words(forms), "properties": _words(properties),
+        "archs": _words(archs), "device": device, "time_limit_s": time_limit, "records_dir": records,
+        "memory_limit": int(memory_limit * 2**30)}, seed, as_json))  # fmt: skip
+
+
+def _check(ladder: Any, numbers: list[int] | None, options: dict[str, Any], seed: int | None, as_json: bool) -> int:
+    from ladder import check as checking
+    from ladder import show
+    from ladder.manifest import ManifestError
+
+    if options.get("device", "auto") not in ("auto", "cpu", "cuda"):
+        raise ManifestError(f"device: given {options['device']}, accepted: auto, cpu, cuda")
+    seed = checking.replay_seed(seed)
+    show.line(f"seed {seed} (replay with --seed {seed})")
+    run = checking.Run(ladder, _numbers(ladder, numbers), checking.Options(seed=seed, **options))
+    status = OK
+    try:
+        with show.progress("checking", run.steps) as tick:
+            run.on_row = lambda row: tick(show.step(row))
+            run.execute()
+    except KeyboardInterrupt:
+        show.line(f"interrupted: {len(run.rows)} rows decided{_kept(run.paths)}")
+        status = INTERRUPTED
+    if as_json:
+        print(json.dumps(run.rows, indent=1))
+    else:
+        show.check_table(run.rows)
+    return status or (FAILED if any(row["outcome"] == "failed" for row in run.rows) else OK)
+
+
+def _kept(paths: list[Path]) -> str:
+    return f", kept in {', '.join(map(str, paths))}" if paths else ""
+
+
+@app.command()
+def bench(
+    numbers: Numbers, cases: Cases = "", regimes: Regimes = "", forms: Forms = "",
+    rivals: Annotated[bool, typer.Option("--rivals", help="time the rivals in the same rounds")] = False,
+    stages: Annotated[bool, typer.Option("--stages", help="time each stage of the rungs on its own, too")] = False,
+    seconds: Annotated[float, typer.Option(help="time to spend on a cell's rounds, beyond the fewest allowed")] = 2.0,
+    seed: Seed = None, records: Records = None, as_json: Json = False, root: Root = None,
+) -> None:  # fmt: skip
+    """Time each rung against its parent and an A/A copy of the parent, interleaved; needs a GPU."""
+    raise typer.Exit(_bench(_ladder(root), numbers, {
+        "cases": _words(cases), "regimes": _words(regimes), "forms": _words(forms), "rivals": rivals, "stages": stages,
+        "seconds": seconds, "records_dir": records}, seed, as_json))  # fmt: skip
+
+
+def _bench(ladder: Any, numbers: list[int], options: dict[str, Any], seed: int | None, as_json: bool) -> int:
+    from ladder import bench as benching
+    from ladder import show
+    from ladder.check import replay_seed
+    from ladder.rows import bench_rows
+
+    timer = benching.cuda_timer()
+    seed = replay_seed(seed)
+    show.line(f"seed {seed} (replay with --seed {seed})")
+    run = benching.Run(ladder, numbers, benching.Options(seed=seed, **options), timer)
+    status = OK
+    try:
+        with show.progress("timing", len(run.cells)) as tick:
+            run.on_cell = lambda cell, note: tick(f"{cell} {note}")
+            run.execute()
+    except KeyboardInterrupt:
+        show.line(f"interrupted: finished cells are kept{_kept(run.paths)}")
+        status = INTERRUPTED
+    if as_json:
+        print(json.dumps([row for record in run.records for row in bench_rows(record)], indent=1))
+    else:
+        for record in run.records:
+            show.bench_table(record)
+    for failure in run.failures:
+        show.line(f"failed: {failure}")
+    return status or (FAILED if run.failures else OK)
+
+
+@app.command()
+def rung(number: Annotated[int, typer.Argument(help="rung number")], rivals: bool = True, root: Root = None) -> None:
+    """All there is to know about one rung here: compile, check, time on a GPU, and show where it stands."""
+    import torch
+
+    ladder = _ladder(root)
+    if not torch.cuda.is_available():
+        _build(ladder, [number])
+    status = _check(ladder, [number], {}, None, False)
+    if torch.cuda.is_available() and status == OK:
+        status = _bench(ladder, [number], {"rivals": rivals, "stages": True}, None, False)
+    from ladder import report as reporting
+
+    reporting.terminal(ladder, rungs=[number])
+    raise typer.Exit(status)
+
+
+@app.command()
+def build(
+    numbers: Annotated[list[int] | None, typer.Argument(help="rung numbers (default: all but falsified ones)")] = None,
+    root: Root = None,
+) -> None:  # fmt: skip
+    """Compile rungs for every architecture they claim, and print registers, spills and shared memory per kernel."""
+    ladder = _ladder(root)
+    raise typer.Exit(_build(ladder, _numbers(ladder, numbers)))
+
+
+def _build(ladder: Any, numbers: list[int]) -> int:
+    from ladder import build as building
+
+    return building.run(ladder, numbers)
+
+
+@app.command()
+def report(
+    html: Annotated[Path | None, typer.Option(help="write the page to this file")] = None,
+    write: Annotated[bool, typer.Option("--write", help="refresh the tables in README.md")] = False,
+    as_json: Json = False, root: Root = None,
+) -> None:  # fmt: skip
+    """What the committed records say: terminal table, page with plots, README tables, or rows for scripts."""
+    from ladder import report as reporting
+    from ladder import show
+
+    ladder = _ladder(root)
+    if as_json:
+        records, problems = reporting.load(ladder)
+        for problem in problems:
+            show.line(problem)
+        print(json.dumps(reporting.rows(records, ladder), indent=1))
+    if html:
+        show.line(f"written: {reporting.write_html(html, ladder)}")
+    if write:
+        show.line("README.md refreshed" if reporting.write_readme(ladder=ladder) else "README.md was current")
+    if not (as_json or html or write):
+        reporting.terminal(ladder)
+
+
+@app.command()
+def idea(
+    frm: Annotated[int, typer.Option("--from", help="the rung to copy")],
+    name: Annotated[str, typer.Option(help="slug of the new rung: lower-case words joined by dashes")],
+    root: Root = None,
+) -> None:  # fmt: skip
+    """Start a rung by copying one to the next number."""
+    from ladder import scaffold
+
+    ladder = _ladder(root)
+    folder = scaffold.idea(frm, name, ladder.root)
+    print(f"ideas/{folder.name}: write its NOTES.md first, then change its kernel")
+
+
+@app.command()
+def diff(number: Annotated[int, typer.Argument(help="rung number")],
+         unified: Annotated[bool, typer.Option("--unified", "-u", help="show every changed line")] = False,
+         root: Root = None) -> None:  # fmt: skip
+    """The real difference of a rung to its parent."""
+    from ladder import diff as diffing
+
+    print(diffing.render(diffing.rung_diff(number, _ladder(root).root), unified))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What this machine has, and what will run on it."""
+    from ladder import doctor as examining
+
+    raise typer.Exit(examining.run(as_json))
+
+
+@app.command()
+def bundle(destination: Annotated[Path, typer.Argument(help="folder to fill")]) -> None:
+    """Pack everything a GPU box without network or DSL needs to check and time the rungs."""
+    from ladder import bundle as packing
+
+    raise typer.Exit(packing.run(destination))
+
+
+@app.command()
+def verify(numbers: Numbers) -> None:
+    """Prove the Blackwell kernels' synchronisation statically, one row per property."""
+    from ladder import verify as proving
+
+    raise typer.Exit(proving.run(numbers))

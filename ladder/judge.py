@@ -1,0 +1,113 @@
+"""The judge: holds the oracle's answers and compares what rungs hand over, in a process that no rung's code runs in.
+
+Outputs travel as raw files in a folder that rung and judge share; the judge draws the inputs again from their seed, so
+that nothing a rung does to its own copy matters.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RECURRENT_UP_TO = 1024  # tokens; beyond, the chunked fp64 form answers (it agrees with the recurrence to 1e-10)
+KEPT_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One tensor on its way from rung to judge."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def pack(cls, folder: str, name: str, x: torch.Tensor) -> Parcel:
+        parcel = cls(str(Path(folder) / name), tuple(x.shape), x.dtype)
+        if x.numel():
+            Path(parcel.path).touch()
+            parcel._map().copy_(x)
+        return parcel
+
+    def unpack(self, device: torch.device) -> torch.Tensor:
+        if 0 in self.shape:
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
+        out = self._map().to(device, copy=True)
+        Path(self.path).unlink()
+        return out
+
+    def _map(self) -> torch.Tensor:
+        size = torch.Size(self.shape).numel()
+        return torch.from_file(self.path, shared=True, size=size, dtype=self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True)
+class Plea:
+    """Outputs to be judged, and what the inputs were drawn from."""
+
+    case: Any
+    regime: str
+    form: str
+    seed: int
+    tensors: tuple[Parcel | None, Parcel | None]
+
+
+class Judge:
+    """Answers pleas. References are computed once per (case, regime, form, seed) and shared by all rungs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.folder = tempfile.TemporaryDirectory(prefix="ladder-judge-", dir=_roomy())
+        self._kept: OrderedDict[tuple, Any] = OrderedDict()
+        self.computed = 0
+
+    def close(self) -> None:
+        self._kept.clear()
+        self.folder.cleanup()
+
+    def answer(self, plea: Plea) -> str | None:
+        """None if every tensor is within its budget, else what is wrong with each that is not."""
+        from kernels.kda import budget
+
+        reference = self.reference(plea.case, plea.regime, plea.form, plea.seed)
+        o, state = (None if p is None else p.unpack(self.device) for p in plea.tensors)
+        verdicts = budget.judge(o, state, reference)
+        return "; ".join(v.reason for v in verdicts if not v.passed) or None
+
+    def reference(self, case: Any, regime: str, form: str, seed: int) -> Any:
+        """The exact answer and its budgets (kernels.kda.budget.Reference)."""
+        from kernels.kda import budget, inputs, oracle
+
+        key = (case, regime, form, seed)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        call = inputs.make(case, regime, form, seed, self.device).call()
+        exact = oracle.recurrent(**call) if case.T <= RECURRENT_UP_TO else oracle.chunked(**call)
+        self._kept[key] = budget.reference(exact, **call)
+        self.computed += 1
+        while len(self._kept) > 1 and sum(map(_size, self._kept.values())) > KEPT_BYTES[self.device.type]:
+            self._kept.popitem(last=False)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the rungs' processes need the room
+        return self._kept[key]
+
+
+def _size(reference: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in (reference.o, reference.state))
+
+
+def _roomy() -> str | None:
+    """Shared memory where it is large, else the usual place for temporary files."""
+    import os
+
+    try:
+        room = os.statvfs("/dev/shm")
+        return "/dev/shm" if room.f_bavail * room.f_frsize > 8 << 30 else None
+    except OSError:
+        return None

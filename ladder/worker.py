@@ -1,0 +1,287 @@
+"""The process that runs one rung's code for `check`, and the parent's handle on it.
+
+A rung's crash, hang or hunger ends its own process and becomes that rung's verdict. The child answers one task at a
+time over a pipe, and may ask the judge in between.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ladder.judge import Judge, Parcel, Plea
+from ladder.manifest import Cell
+
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+CRASHES = 3  # after so many the rest of a rung's properties are not tried
+
+
+@dataclass(frozen=True)
+class Task:
+    """One property to decide; cell only for the oracle."""
+
+    property: str
+    cell: Cell | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    outcome: str
+    reason: str = ""
+    fatal: bool = False  # the process is of no use any more
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker process is to run. kind: cuda, emulated or native (ladder.checks.context.Context)."""
+
+    folder: Path
+    arch: str
+    kind: str
+    seed: int
+    probe: Cell
+    exchange: str  # folder shared with the judge
+
+
+@dataclass
+class Worker:
+    """Parent's side: starts the process when first needed, and again after a crash."""
+
+    assignment: Assignment
+    time_limit_s: float
+    memory_limit: int
+    crashes: int = 0
+    _process: Any = None
+    _conn: Connection | None = None
+    _log: Any = None
+    _loaded: Outcome | None = field(default=None)
+
+    def run(self, task: Task, judge: Judge) -> Outcome:
+        """Decide one property; never raises for anything the rung does."""
+        if self._loaded is not None:
+            return self._loaded
+        if self.crashes >= CRASHES:
+            return Outcome(NOT_RUN, f"the rung's process died {self.crashes} times before")
+        if self._process is None:
+            self._start()
+            ready = self._wait(judge)
+            if ready.outcome != PASSED:
+                if not ready.fatal:
+                    self._loaded = ready  # cannot be imported: no second try will differ
+                return ready
+        try:
+            self._conn.send(task)
+        except OSError:
+            return self._died()
+        outcome = self._wait(judge)
+        if outcome.fatal:
+            self.stop()
+        return outcome
+
+    def stop(self) -> None:
+        if self._process is not None:
+            if self._process.is_alive():
+                self._process.kill()
+            self._process.join()
+            self._conn.close()
+            self._log.close()
+            self._process = self._conn = None
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")  # a fresh process, but for torch already imported
+        context.set_forkserver_preload(["torch"])
+        self._log = tempfile.NamedTemporaryFile(prefix="ladder-worker-", suffix=".log")
+        self._conn, child = context.Pipe()
+        self._process = context.Process(target=_main, args=(child, self.assignment, self._log.name), daemon=False)
+        self._process.start()
+        child.close()
+
+    def _wait(self, judge: Judge) -> Outcome:
+        """The child's next outcome; its pleas are answered meanwhile, off its clock."""
+        deadline = time.monotonic() + self.time_limit_s
+        while True:
+            try:
+                if self._conn.poll(0.05):
+                    message = self._conn.recv()
+                    if isinstance(message, Outcome):
+                        return message
+                    began = time.monotonic()
+                    self._conn.send(_answer(judge, message))
+                    deadline += time.monotonic() - began
+                    continue
+            except (EOFError, OSError):
+                return self._died()
+            if not self._process.is_alive() and not self._conn.poll(0):
+                return self._died()
+            if time.monotonic() > deadline:
+                return self._killed(f"hangs: no answer within {self.time_limit_s:g} s")
+            if (used := _resident(self._process.pid)) > self.memory_limit:
+                return self._killed(f"uses {used / 2**30:.1f} GiB of memory, accepted: {self.memory_limit / 2**30:.1f} GiB")
+
+    def _killed(self, reason: str) -> Outcome:
+        self.crashes += 1
+        self._process.kill()
+        self.stop()
+        return Outcome(FAILED, reason, fatal=True)
+
+    def _died(self) -> Outcome:
+        self.crashes += 1
+        self._process.join(10)
+        code = self._process.exitcode
+        last = _last_words(Path(self._log.name))
+        self.stop()
+        how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        return Outcome(FAILED, f"the rung's process died ({how}){': ' if last else ''}{last}", fatal=True)
+
+
+def _answer(judge: Judge, plea: Plea) -> str | None:
+    try:
+        return judge.answer(plea)
+    except Exception as error:
+        return f"the judge failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def _last_words(log: Path) -> str:
+    """The line of a dead process's output that most likely says why."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    telling = [line for line in lines if line.startswith(("Fatal Python error", "CUDA error")) or "Error:" in line]
+    return (telling or lines or [""])[-1][:300]
+
+
+def _main(conn: Connection, assignment: Assignment, log: str) -> None:
+    """The child: set the device up, import the rung, answer tasks until the pipe closes."""
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    try:
+        context = _context(conn, assignment)
+    except BaseException as error:
+        conn.send(_refused(error))
+        return
+    conn.send(Outcome(PASSED))
+    while True:
+        try:
+            task = conn.recv()
+        except (EOFError, OSError):
+            return
+        outcome = _decide(context, task)
+        conn.send(outcome)
+        if outcome.fatal:
+            return
+
+
+def _refused(error: BaseException) -> Outcome:
+    from ladder.checks.context import NotRun
+
+    if isinstance(error, NotRun):
+        return Outcome(NOT_RUN, str(error))
+    return Outcome(FAILED, f"{type(error).__name__}: {_short(error)}")
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:500]
+
+
+def _context(conn: Connection, a: Assignment) -> Any:
+    """The rung imported on its device. The emulator's drivers go in before anything imports Triton or fla."""
+    from ladder.checks.context import Context, NotRun
+    from ladder.loader import load
+
+    launches = None
+    if a.kind == "emulated":
+        try:
+            import emulator
+            from emulator import triton_driver
+        except ImportError as error:
+            raise NotRun(f"no GPU here, and the emulator cannot be imported: {error}") from None
+        from _common import target
+
+        triton_driver.activate(a.arch)
+        emulated = emulator.EmulatedTarget(a.arch)
+        target.use(emulated).__enter__()  # for the life of this process
+        launches = lambda: [launch.name for launch in emulator.launches()]  # noqa: E731
+    import torch
+
+    device = torch.device("cuda", torch.cuda.current_device()) if a.kind == "cuda" else torch.device("cpu")
+    serial = iter(range(1 << 62))
+
+    def ask_judge(inputs: Any, outputs: Any) -> str | None:
+        parcels = tuple(None if x is None else Parcel.pack(a.exchange, f"{os.getpid()}-{next(serial)}", x) for x in outputs)
+        conn.send(Plea(inputs.case, inputs.regime, inputs.form, inputs.seed, parcels))
+        return conn.recv()
+
+    return Context(load(a.folder), a.arch, a.kind, device, a.seed, a.probe, ask_judge, launches)
+
+
+def _decide(context: Any, task: Task) -> Outcome:
+    from ladder import checks
+    from ladder.checks.context import Failure, NotRun
+
+    try:
+        if task.property == checks.ORACLE:
+            checks.values.oracle(context, task.cell)
+        else:
+            checks.ALL[task.property](context)
+        return Outcome(PASSED)
+    except NotRun as reason:
+        return Outcome(NOT_RUN, str(reason))
+    except Failure as reason:
+        return Outcome(FAILED, str(reason))
+    except MemoryError as error:
+        return Outcome(FAILED, f"out of memory: {_short(error)}", fatal=True)
+    except Exception as error:
+        from kernels.kda.contract import Unsupported
+
+        if isinstance(error, Unsupported):
+            return Outcome(NOT_RUN, f"the rung declines it: {_short(error)}")
+        return Outcome(FAILED, f"{type(error).__name__}: {_short(error)}", fatal=_device_lost(context))
+    finally:
+        _tidy(context)
+
+
+def _device_lost(context: Any) -> bool:
+    """Whether the CUDA context is beyond repair (an illegal access poisons every later call)."""
+    if context.kind != "cuda":
+        return False
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device=context.device).item()
+        return False
+    except Exception:
+        return True
+
+
+def _tidy(context: Any) -> None:
+    if context.kind == "cuda":
+        import gc
+
+        import torch
+
+        gc.collect()
+        try:
+            torch.cuda.empty_cache()
+        except Exception:  # a lost device; _device_lost has said so
+            print("the device is lost", file=sys.stderr)
