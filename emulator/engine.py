@@ -1,0 +1,436 @@
+"""The machine: fragments of lanes that execute together, the scheduler, barriers and the launch.
+
+A Fragment is any set of lanes at one program counter. Lanes that agree run as one numpy operation, across the warps of a CTA and
+across the CTAs of a batch; where control flow differs a fragment splits, and fragments that meet at the same instruction join
+again (the lowest program counter runs first, so they do meet). Blocking instructions leave the fragment waiting; the
+scheduler looks again when something else has run. A seed gives every warp its own fragment and picks what runs at random,
+so that schedules vary; without one the order is fixed and as wide as possible. Both are legal orders of the PTX memory model's
+threads (manual chapter 8); asynchronous operations are completed by the scheduler, as late as it can unless a seed says otherwise.
+"""
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from . import bind as binding
+from .errors import Deadlock, EmulatorError, ProtocolError
+from .memory import Buffer, GlobalMemory, WindowMemory
+
+LANE_BUDGET = 8192            # lanes executed together, at most
+BYTE_BUDGET = 512 << 20       # registers and shared memory of a batch
+QUANTUM = 200_000             # instructions before a fragment must let others of its kind run (spin loops)
+
+
+class _Signal:
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return self.name
+
+
+EXIT = _Signal("EXIT")
+PARK = _Signal("PARK")        # the instruction needs more lanes of the warp: wait for them to arrive
+
+
+class Wait:
+    """A blocked fragment. `ready(fragment)` gives True, False or a lane mask; `retry`: execute the instruction again."""
+
+    def __init__(self, ready, describe, retry=False):
+        self.ready, self.describe, self.retry = ready, describe, retry
+
+
+class Fragment:
+    """Lanes of a batch (sorted indices; `sel` is a slice where they are contiguous) with one program counter."""
+    __slots__ = ("machine", "sel", "n", "pc", "crew", "tired", "_lanes", "_warps", "_whole")
+
+    def __init__(self, machine, lanes, pc, crew=0):
+        self.machine, self.pc, self.crew, self.tired = machine, pc, crew, 0
+        self.n = len(lanes)
+        self._lanes, self._warps, self._whole = lanes, None, None
+        first = int(lanes[0])
+        self.sel = slice(first, first + self.n) if int(lanes[-1]) - first + 1 == self.n else lanes
+
+    @property
+    def lanes(self):
+        return self._lanes
+
+    @property
+    def warps(self):
+        """Sorted indices of the warps with a lane here (batch-wide numbering)."""
+        if self._warps is None:
+            w = self._lanes >> 5
+            self._warps = w[np.concatenate(([True], w[1:] != w[:-1]))]
+        return self._warps
+
+    @property
+    def whole(self):
+        """True if every warp here has all 32 lanes here."""
+        if self._whole is None:
+            self._whole = self.n == 32 * len(self.warps)
+        return self._whole
+
+    def where(self, mask):
+        return Fragment(self.machine, self._lanes[mask], self.pc, self.crew)
+
+
+class Machine(binding.Operands):
+    """One launch of one kernel. Built once, its instruction callables serve every batch of CTAs."""
+
+    def __init__(self, module, kernel, grid, block, smem, params, memory: GlobalMemory, arch, seed=None, watch=None,
+                 cluster=(1, 1, 1)):
+        self.module, self.kernel, self.memory, self.arch, self.watch = module, kernel, memory, arch, watch
+        self.grid, self.block, self.cluster = grid, block, cluster
+        self.rng = None if seed is None else random.Random(seed)
+        self.seed = seed
+        self.params = Buffer(np.frombuffer(bytes(params).ljust(-(-len(params) // 16) * 16 + 16, b"\0"), np.uint8), 0, 0,
+                             len(params), "parameters", writable=False)
+        threads = block[0] * block[1] * block[2]
+        self.threads, self.warps_per_cta = threads, -(-threads // 32)
+        self.lanes_per_cta = 32 * self.warps_per_cta
+        self.dynamic_smem = smem
+        self._layout_shared(smem)
+        self.ctas = grid[0] * grid[1] * grid[2]
+        self.batch = self._batch_size()
+        self.lanes = self.batch * self.lanes_per_cta
+        self.regs = [None] * len(kernel.registers)
+        self.code = [None] * len(kernel.code) + [lambda f: EXIT]
+        self.counts = [0] * len(self.code)          # warp instructions executed, per instruction
+        self.lane = np.arange(self.lanes)
+        self.cta_of_lane = self.lane // self.lanes_per_cta
+        self.cta_of_warp = np.arange(self.batch * self.warps_per_cta) // self.warps_per_cta
+        self.tid = self.lane % self.lanes_per_cta
+        self.exists = self.tid < threads
+        self.ctaid = np.zeros((self.lanes, 3), np.uint32)
+        self.shared = WindowMemory("shared memory", self.batch, self.shared_size)
+        self.local = WindowMemory("local memory", self.lanes, kernel.local_size) if kernel.local_size else None
+        self.units = {}                              # state of asynchronous units, made by their handlers
+        self._module_buffers = {}
+        self._special = {}
+        if kernel.directives.get("reqntid"):
+            want = (kernel.directives["reqntid"] + (1, 1))[:3]
+            if want != tuple(block):
+                raise ProtocolError(f"{kernel.name} was compiled for block {want}, launched with {tuple(block)}")
+
+    def _layout_shared(self, dynamic):
+        """Static variables first, then the dynamic part, which all extern arrays share (manual 5.1.7, 5.4.7)."""
+        offset, self.shared_offsets, align = 0, {}, 16
+        for v in [*self.module.variables.values(), *self.kernel.variables.values()]:
+            if v.space == "shared":
+                if v.size:
+                    offset = -(-offset // v.align) * v.align
+                    self.shared_offsets[v.name] = offset
+                    offset += v.size
+                else:
+                    align = max(align, v.align)
+        offset = -(-offset // align) * align
+        for v in [*self.module.variables.values(), *self.kernel.variables.values()]:
+            if v.space == "shared" and not v.size:
+                self.shared_offsets[v.name] = offset
+        self.dynamic_offset, self.shared_size = offset, offset + dynamic
+
+    def _batch_size(self):
+        per_cta = self.lanes_per_cta * (sum(binding.BYTES.get(t, 16) for _, t in self.kernel.registers)
+                                        + self.kernel.local_size) + self.shared_size
+        n = max(1, min(LANE_BUDGET // self.lanes_per_cta, BYTE_BUDGET // max(per_cta, 1), self.ctas))
+        cluster = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        return max(cluster, n // cluster * cluster)
+
+    def module_address(self, v):
+        """Address of a module-scope .global or .const variable, allocated and initialised at first use."""
+        if v.name not in self._module_buffers:
+            data = np.zeros(v.size + 16, np.uint8)
+            skip = -data.ctypes.data % 16
+            data = data[skip:skip + v.size]
+            if v.init:
+                data[:] = np.frombuffer(v.init, np.uint8)
+            self.memory.register(data.ctypes.data, v.size, f"variable {v.name}", v.space == "global", data)
+            self._module_buffers[v.name] = data.ctypes.data
+        return self._module_buffers[v.name]
+
+    def special(self, ins, name):
+        """Array [lanes] of a special register (manual chapter 10)."""
+        if name in self._special:
+            return self._special[name]
+        base, _, axis = name[1:].partition(".")
+        k = "xyzw".find(axis) if axis else None
+        t, b = self.tid.astype(np.uint32), self.block
+        fixed = {"ntid": self.block, "nctaid": self.grid, "cluster_nctaid": self.cluster,
+                 "nclusterid": tuple(g // c for g, c in zip(self.grid, self.cluster))}
+        if base == "tid":
+            a = [t % b[0], t // b[0] % b[1], t // (b[0] * b[1])][k]
+        elif base == "ctaid":
+            return self.ctaid[:, k]                   # changes from batch to batch: a view, not a copy
+        elif base in fixed:
+            a = np.full(self.lanes, fixed[base][k])
+        elif base == "laneid":
+            a = self.lane % 32
+        elif base == "warpid":
+            a = self.tid // 32
+        elif base == "nwarpid":
+            a = np.full(self.lanes, self.warps_per_cta)
+        elif base.startswith("lanemask_"):
+            i = (self.lane % 32).astype(np.uint64)
+            one = np.uint64(1)
+            eq = one << i
+            a = {"eq": eq, "lt": eq - one, "le": eq * np.uint64(2) - one}.get(base[9:])
+            if a is None:
+                a = {"gt": ~(eq * np.uint64(2) - one), "ge": ~(eq - one)}[base[9:]] & np.uint64(0xFFFFFFFF)
+        elif base == "dynamic_smem_size":
+            a = np.full(self.lanes, self.dynamic_smem)
+        elif base in ("cluster_ctarank", "cluster_nctarank", "clusterid", "cluster_ctaid", "is_explicit_cluster") \
+                and self.cluster == (1, 1, 1):
+            if base == "clusterid":
+                return self.ctaid[:, k]
+            a = np.full(self.lanes, 1 if base == "cluster_nctarank" else 0)
+        else:
+            raise binding.unsupported(ins, f"special register {name} is not modelled")
+        self._special[name] = a.astype(np.uint32)
+        return self._special[name]
+
+    def complete(self, f):
+        """True if every warp of f has all its live lanes there."""
+        if f.whole:
+            return True
+        here = np.bincount(f.lanes >> 5, minlength=self.batch * self.warps_per_cta)
+        return bool((here == self.live.reshape(-1, 32).sum(1))[f.warps].all())
+
+    # ---- running -------------------------------------------------------------------------------------------------
+
+    def run(self):
+        """Execute the whole grid."""
+        with np.errstate(all="ignore"):
+            for first in range(0, self.ctas, self.batch):
+                self._run_batch(first, min(self.batch, self.ctas - first))
+
+    def _run_batch(self, first, count):
+        gx, gy, _ = self.grid
+        ids = np.minimum(first + self.cta_of_lane, self.ctas - 1)
+        self.first_cta = first
+        self.ctaid[:] = np.stack([ids % gx, ids // gx % gy, ids // (gx * gy)], 1)
+        for a in self.regs:
+            if a is not None:
+                a.fill(0)
+        self.shared.data.fill(0)
+        self.live = self.exists & (self.cta_of_lane < count)
+        self.barrier_count = np.zeros((self.batch, 16), np.int64)
+        self.barrier_generation = np.zeros((self.batch, 16), np.int64)
+        self.barrier_expected = np.zeros((self.batch, 16), np.int64)
+        self.barrier_pred = {}
+        self.pending = []                            # asynchronous operations not yet performed, oldest first
+        self.units.clear()
+        self.runnable, self.blocked, self.parked = [], [], []
+        if self.watch:
+            self.watch.batch_begin(self, first, count)
+        lanes = np.nonzero(self.live)[0]
+        if self.rng is None:
+            self.runnable.append(Fragment(self, lanes, 0))
+        else:
+            for w in np.unique(lanes >> 5):
+                self.runnable.append(Fragment(self, lanes[lanes >> 5 == w], 0, int(w)))
+        self._loop()
+        while self.pending:
+            self._complete_one()
+        if self.watch:
+            self.watch.batch_end(self)
+
+    def _loop(self):
+        while True:
+            if self.blocked:
+                self._wake()
+            if self.rng is not None and self.pending and self.rng.random() < 0.2:
+                self._complete_one()
+                continue
+            if not self.runnable:
+                if self.pending:
+                    self._complete_one()
+                    continue
+                if self.blocked or self.parked:
+                    raise self._deadlock()
+                return
+            f = self._choose()
+            try:
+                self._execute(f)
+            except EmulatorError as e:
+                e.where = e.where or self.where(f)
+                raise
+            except Exception as e:
+                e.add_note(self.where(f))
+                raise
+
+    def _choose(self):
+        candidates = self.runnable
+        if len(candidates) > 1:
+            if self.rng is None:
+                best = min(candidates, key=lambda f: (f.tired, f.pc))
+            else:
+                lowest = {}
+                for f in candidates:
+                    if f.crew not in lowest or (f.tired, f.pc) < (lowest[f.crew].tired, lowest[f.crew].pc):
+                        lowest[f.crew] = f
+                best = self.rng.choice(list(lowest.values()))
+        else:
+            best = candidates[0]
+        self.runnable.remove(best)
+        return best
+
+    def _execute(self, f):
+        """Run `f` until it blocks, splits, exits, meets another fragment or has used up its turn."""
+        others = [g.pc for g in self.runnable if g.crew == f.crew] + [g.pc for g in self.parked if g.crew == f.crew]
+        stop = min((p for p in others if p > f.pc), default=-1)
+        left = QUANTUM if self.rng is None else self.rng.randint(1, 300)
+        code, counts, nwarps, pc = self.code, self.counts, len(f.warps), f.pc
+        while True:
+            step = code[pc]
+            if step is None:
+                f.pc = pc
+                step = code[pc] = binding.bind(self, self.kernel.code[pc])
+            f.pc = pc
+            counts[pc] += nwarps
+            r = step(f)
+            if r is None:
+                pc += 1
+                left -= 1
+                if pc == stop or left <= 0:
+                    break
+            elif type(r) is int:
+                pc = r
+                left -= 1
+                if others or left <= 0:
+                    break
+            else:
+                return self._outcome(f, r)
+        f.pc = pc
+        if left <= 0:
+            f.tired += 1
+        self._add(f)
+
+    def _outcome(self, f, r):
+        if type(r) is tuple:                          # predicated: some lanes do it, the rest go on
+            part, inner, rest = r
+            rest.pc, part.pc = f.pc + 1, f.pc
+            self._add(rest)
+            if type(inner) is int:
+                part.pc = inner
+                self._add(part)
+            else:
+                self._outcome(part, inner)
+        elif r is EXIT:
+            self.live[f.sel] = False
+        elif r is PARK:
+            self._park(f)
+        elif isinstance(r, Wait):
+            self.blocked.append((f, r))
+        else:
+            raise TypeError(f"handler returned {r!r}")
+
+    def _join(self, f, pool):
+        """Merge f with fragments of its crew at the same pc in `pool` (they leave the pool)."""
+        same = [g for g in pool if g.pc == f.pc and g.crew == f.crew]
+        if not same:
+            return f
+        for g in same:
+            pool.remove(g)
+        joined = Fragment(self, np.sort(np.concatenate([f.lanes, *(g.lanes for g in same)])), f.pc, f.crew)
+        joined.tired = max([f.tired, *(g.tired for g in same)])
+        return joined
+
+    def _add(self, f):
+        self.runnable.append(self._join(self._join(f, self.runnable), self.parked))
+
+    def _park(self, f):
+        """Wait for more lanes of f's warps; warps that already have all 32 lanes here go on."""
+        joined = self._join(f, self.runnable)
+        if joined is not f:
+            self.runnable.append(joined)
+            return
+        counts = np.bincount(f.lanes >> 5, minlength=self.batch * self.warps_per_cta)
+        full = (counts == self.live.reshape(-1, 32).sum(1))[f.lanes >> 5]
+        if full.any() and not full.all():
+            whole, rest = f.where(full), f.where(~full)
+            whole.pc = rest.pc = f.pc
+            self.runnable.append(whole)
+            f = rest
+        self.parked.append(f)
+
+    def _wake(self):
+        still, woken = [], []
+        for f, wait in self.blocked:
+            mask = wait.ready(f)
+            if mask is False or (mask is not True and not mask.any()):
+                still.append((f, wait))
+                continue
+            if mask is not True and not mask.all():
+                rest = f.where(~mask)
+                still.append((rest, wait))
+                f = f.where(mask)
+            if not wait.retry:
+                f.pc += 1
+            f.tired = 0
+            woken.append(f)
+        self.blocked = still
+        for f in woken:
+            self._add(f)
+
+    # ---- asynchronous operations ---------------------------------------------------------------------------------
+
+    def submit(self, operation):
+        """Queue an asynchronous operation: an object with `queue` (operations of one queue stay in order; None = free) and
+        `perform()`. It is performed later, when the scheduler chooses."""
+        self.pending.append(operation)
+
+    def _complete_one(self):
+        if self.rng is None:
+            op = self.pending.pop(0)
+        else:
+            seen, free = set(), []
+            for i, op in enumerate(self.pending):
+                if op.queue is None or op.queue not in seen:
+                    free.append(i)
+                seen.add(op.queue)
+            op = self.pending.pop(self.rng.choice(free))
+        try:
+            op.perform()
+        except EmulatorError as e:
+            e.where = e.where or getattr(op, "where", None)
+            raise
+
+    # ---- reports -------------------------------------------------------------------------------------------------
+
+    def cta_name(self, index):
+        i = self.first_cta + int(index)
+        gx, gy, _ = self.grid
+        return f"({i % gx},{i // gx % gy},{i // (gx * gy)})"
+
+    def where(self, f):
+        """Kernel, CTAs, warps, lanes, PTX line and source line of a fragment."""
+        ins = self.kernel.code[f.pc] if f.pc < len(self.kernel.code) else None
+        ctas = np.unique(self.cta_of_lane[f.lanes])
+        warps = np.unique(f.lanes % self.lanes_per_cta >> 5)
+        text = f"kernel {self.kernel.name}, CTA {self.cta_name(ctas[0])}" + (f" and {len(ctas) - 1} more" if len(ctas) > 1 else "")
+        text += f", warp {_ranges(warps)}, {f.n} lanes"
+        if ins is not None:
+            text += f", PTX line {ins.line}: {ins.text[:120]}"
+            if ins.source:
+                text += f", source {ins.source[0]}:{ins.source[1]}"
+        return text
+
+    def _deadlock(self):
+        lines = ["no warp can go on:"]
+        for f, wait in self.blocked:
+            lines.append(f"  waits on {wait.describe(f)} [{self.where(f)}]")
+        for f in self.parked:
+            missing = sorted(set(range(32)) - set((f.lanes[f.lanes >> 5 == f.warps[0]] & 31).tolist()))
+            lines.append(f"  waits for lanes {_ranges(missing)} of its warp [{self.where(f)}]")
+        return Deadlock("\n".join(lines))
+
+
+def _ranges(values):
+    out, values = [], [int(v) for v in values]
+    for v in values:
+        if out and out[-1][1] == v - 1:
+            out[-1][1] = v
+        else:
+            out.append([v, v])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)

@@ -1,0 +1,1 @@
+"""Instruction handlers, one per opcode family of the PTX manual; loaded by emulator.bind."""
