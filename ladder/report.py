@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -230,14 +231,16 @@ def terminal(ladder: Ladder | None = None, console: Any = None, rungs: Collectio
     """Print the ladder, and the cells and checks of `rungs` (all of them by default)."""
     from ladder.report_terminal import show
 
-    show(ladder or _ladder(), console, rungs)
+    with _busy():
+        show(ladder or _ladder(), console, rungs)
 
 
 def write_html(path: Path | str, ladder: Ladder | None = None) -> Path:
     """Write the page to `path`, in one step; returns the path."""
     from ladder.report_html import write
 
-    return write(Path(path), ladder or _ladder())
+    with _busy():
+        return write(Path(path), ladder or _ladder())
 
 
 def write_readme(path: Path | str | None = None, ladder: Ladder | None = None) -> bool:
@@ -245,7 +248,8 @@ def write_readme(path: Path | str | None = None, ladder: Ladder | None = None) -
     from ladder.report_readme import write
 
     ladder = ladder or _ladder()
-    return write(Path(path) if path else ladder.root / "README.md", ladder)
+    with _busy():
+        return write(Path(path) if path else ladder.root / "README.md", ladder)
 
 
 def readme_is_current(path: Path | str | None = None, ladder: Ladder | None = None) -> bool:
@@ -256,6 +260,13 @@ def readme_is_current(path: Path | str | None = None, ladder: Ladder | None = No
     file = Path(path) if path else ladder.root / "README.md"
     text = file.read_text(encoding="utf-8")
     return refreshed(text, ladder) == text
+
+
+def _busy() -> AbstractContextManager:
+    """A spinner on a terminal: the intervals of many records take seconds."""
+    from ladder.show import err
+
+    return err.status("reading records")
 
 
 def _ladder(root: Path = ROOT) -> Ladder:

@@ -44,7 +44,6 @@ def render(ladder: Ladder, stale: report.Stale | None = None, now: datetime | No
                       trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     now = now or datetime.now(timezone.utc)
     env.filters |= {"ms": report_plots.ms, "pct": lambda noise: f"±{100 * (noise - 1):.1f}%", "age": lambda d: report.age(d, now)}
-    env.globals["span"] = _span
     return env.get_template("report.html.j2").render(context(ladder, stale, now))
 
 
@@ -191,13 +190,28 @@ def _forests(rows: Sequence[Row], ladder: Ladder) -> list[dict[str, Any]]:
 
 
 def _matrix(checks: Sequence[Row]) -> dict[str, Any]:
-    """Properties by (rung, arch, place)."""
-    columns = list(dict.fromkeys((c["rung"], c["arch"], c["device"]) for c in checks))
-    at = {(c["property"], c["rung"], c["arch"], c["device"]): c for c in checks}
-    names = list(dict.fromkeys(c["property"] for c in checks))
+    """Properties by (rung, arch, place). Columns where nothing ran are left to the list of what did not run."""
+    place = lambda c: (c["rung"], c["arch"], c["device"])  # noqa: E731
+    ran = {place(c) for c in checks if c["outcome"] != "not run"}
+    columns = [k for k in dict.fromkeys(map(place, checks)) if k in ran]
+    if named := {(k[0], k[2]) for k in columns if k[1] != "-"}:  # a property of the rung itself has no architecture
+        columns = [k for k in columns if k[1] != "-" or (k[0], k[2]) not in named]
+    at = {(c["property"], *place(c)): c for c in checks}
+    lines = [(p, [at.get((p, *k)) or at.get((p, k[0], "-", k[2])) for k in columns]) for p in dict.fromkeys(c["property"] for c in checks)]
+    dates = [max(c["date"] for c in checks if place(c) == key) for key in columns]
     rungs = [(n, sum(c[0] == n for c in columns)) for n in dict.fromkeys(c[0] for c in columns)]
-    dates = [max(c["date"] for c in checks if (c["rung"], c["arch"], c["device"]) == key) for key in columns]
-    return {"columns": columns, "rungs": rungs, "dates": dates, "lines": [(p, [at.get((p, *key)) for key in columns]) for p in names]}
+    return {"columns": columns, "rungs": rungs, "dates": dates, "lines": lines, "not_run": _not_run(checks)}
+
+
+def _not_run(checks: Sequence[Row]) -> list[tuple[str, str, str, list[int]]]:
+    """(arch, place, reason, rungs) of everything that did not run."""
+    out: dict[tuple[str, str, str], list[int]] = {}
+    for c in checks:
+        for reason in c["reasons"] if c["outcome"] == "not run" else ():
+            rungs = out.setdefault((c["arch"], c["device"], reason), [])
+            if c["rung"] not in rungs:
+                rungs.append(c["rung"])
+    return [(*key, rungs) for key, rungs in out.items()]
 
 
 def _record_lines(records: Sequence[Row], ladder: Ladder, stale: report.Stale | None) -> list[Row]:
@@ -215,7 +229,8 @@ def _telemetry(cells: Sequence[Row]) -> str:
     for key, unit in (("sm_mhz", "MHz"), ("temp_c", "°C"), ("power_w", "W")):
         values = [v for c in cells for v in _numbers((c.get("telemetry") or {}).get(key))]
         if values:
-            parts.append(_span(min(values), max(values), 0) + f" {unit}")
+            low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+            parts.append(f"{low if low == high else low + '–' + high} {unit}")
     reasons = sorted({str(x) for c in cells for x in (c.get("telemetry") or {}).get("throttle") or []})
     return ", ".join(parts + ([f"throttled: {', '.join(reasons)}"] if reasons else []))
 
@@ -224,7 +239,3 @@ def _numbers(value: Any) -> list[float]:
     values = value if isinstance(value, list) else [value]
     return [v for v in values if isinstance(v, (int, float))]
 
-
-def _span(low: float, high: float, digits: int) -> str:
-    a, b = f"{low:.{digits}f}", f"{high:.{digits}f}"
-    return a if a == b else f"{a}–{b}"

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ladder import report
 from ladder.manifest import FORMS, Ladder
+from ladder.show import out
 
 STYLE = {"win": "bold green", "loss": "bold red", "mixed": "yellow", "inside noise": "dim",
          "passed": "green", "failed": "bold red", "not run": "dim"}  # fmt: skip
@@ -22,7 +23,7 @@ STYLE = {"win": "bold green", "loss": "bold red", "mixed": "yellow", "inside noi
 def show(ladder: Ladder, console: Console | None = None, rungs: Collection[int] = (), stale: Any = None,
          now: datetime | None = None) -> None:  # fmt: skip
     """Print what the records say (cells and checks of `rungs`, all by default); stale rows are never summarised."""
-    console, now = console or Console(), now or datetime.now(timezone.utc)
+    console, now = console or out, now or datetime.now(timezone.utc)
     records, problems = report.load(ladder)
     table = report.rows(records, ladder, stale)
     if not ladder.rungs:
