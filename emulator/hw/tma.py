@@ -24,6 +24,7 @@ __all__ = ["Box", "box", "swizzle", "SWIZZLE_BITS", "PATTERN_BYTES", "fill_patte
 SWIZZLE_BITS = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 PATTERN_BYTES = {"none": 16, "32B": 256, "64B": 512, "128B": 1024}
 _SHARED_ALIGN = 128
+_CONVERTING = ("f32.ftz", "tf32", "tf32.ftz")
 
 # The manual and the driver name a special NaN without giving its bits; this is the canonical quiet NaN of the tensor cores.
 _NAN = {"f16": b"\xff\x7f", "bf16": b"\xff\x7f", "f32": b"\xff\xff\xff\x7f", "f64": b"\xff" * 7 + b"\x7f"}
@@ -68,15 +69,17 @@ def fill_pattern(tmap: TensorMap, nbytes: int) -> bytes:
 def box(tmap: TensorMap, coords, shared_address: int) -> Box:
     """The box of `tmap` at element coordinates `coords` (innermost first, may be negative), at an absolute shared address.
 
-    coords: rank integers, as the instruction's tensorCoords. The same box serves a load (fill where not valid) and a
+    coords: rank integers, as the instruction's tensorCoords (taken as signed 32-bit). The same box serves a load (fill where not valid) and a
     store or reduction (skip where not valid). Raises HwError for a wrong number of coordinates or a shared address that is
-    not a multiple of 128; HwUnsupported when a swizzled row is narrower than the swizzle span.
+    not a multiple of 128; HwUnsupported when a swizzled row is narrower than the swizzle span and for the types that convert (f32.ftz, tf32).
     """
     if len(coords) != tmap.rank:
         raise HwError(f"coords: {len(coords)} given, the tensor map has rank {tmap.rank}")
     if shared_address % _SHARED_ALIGN:
         raise HwError(f"shared_address: {shared_address:#x}, accepted multiples of {_SHARED_ALIGN}")
-    coords = tuple(int(c) for c in coords)
+    if tmap.dtype in _CONVERTING:
+        raise HwUnsupported(f"tensor map of type {tmap.dtype}: its loads convert the elements, which is not modelled")
+    coords = tuple((int(c) + (1 << 31)) % (1 << 32) - (1 << 31) for c in coords)  # .s32, whatever the caller's type
     unit = _unit(tmap, coords[0])
     relative, extents = _global_offsets(tmap, unit)
     start = tmap.address + sum(c * s for c, s in zip(coords, tmap.byte_strides))

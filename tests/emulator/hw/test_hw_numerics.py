@@ -67,7 +67,7 @@ def operands(rng, kind, shape, spread):
     if kind == "bf16":
         return widen(to_bf16_bits(x), "bf16")
     if kind == "f16":
-        return x.astype(np.float16).astype(np.float32)
+        return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32)
     return widen(x.astype(np.float32).view(np.uint32), "tf32")
 
 
@@ -75,10 +75,9 @@ def operands(rng, kind, shape, spread):
 @pytest.mark.parametrize("spread", [0, 3, 14, 60])
 def test_against_rationals(kind, k, spread):
     if kind == "f16" and spread == 60:
-        spread = 20  # reaches fp16's subnormals and overflow
+        spread = 20  # reaches fp16's subnormals and its largest number
     rng = np.random.default_rng(spread)
     a, b = operands(rng, kind, (6, k), spread), operands(rng, kind, (k, 5), spread)
-    a, b = (np.where(np.isfinite(x), x, 0).astype(np.float32) for x in (a, b))
     a[0, ::3] = 0
     c = (rng.standard_normal((6, 5)) * 2.0 ** rng.integers(-spread, spread + 1, (6, 5))).astype(np.float32)
     got = dot_accumulate(a, b, c, kind)

@@ -56,6 +56,11 @@ def test_box_against_the_definition(t):
         assert b.all_valid == b.valid.all() and len(b.fill) == b.unit
 
 
+def test_coordinates_are_signed_32_bit():
+    t = CASES[0]
+    assert expand(tma.box(t, (np.uint32(2**32 - 8), 0), 0), 2) == naive(t, (-8, 0), 0)
+
+
 def test_unit_is_sixteen_bytes_when_it_can_be():
     t = CASES[0]
     assert tma.box(t, (0, 5), 0).unit == 16 and tma.box(t, (-8, 0), 0).unit == 16
@@ -123,6 +128,8 @@ def test_refusals():
     narrow = TensorMap(0, "bf16", 2, (64, 8), (128,), (32, 8), (1, 1), "128B")
     with pytest.raises(HwUnsupported, match="row pitch"):
         tma.box(narrow, (0, 0), 0)
+    with pytest.raises(HwUnsupported, match="convert"):
+        tma.box(TensorMap(0, "tf32", 4, (8,), (), (8,), (1,)), (0,), 0)
     for opcode in ("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes",
                    "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes",
                    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group",
