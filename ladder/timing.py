@@ -67,8 +67,9 @@ class CudaTimer:
             raise CaptureError(f"cannot be captured: {' '.join(str(error).split())[:200]}") from None
         if len(outputs) != len(expected):
             raise CaptureError(f"returned {len(outputs)} tensors under capture, {len(expected)} before")
-        for t in outputs:
-            t.fill_(float("nan"))
+        with torch.inference_mode():  # a callee may have made them in that mode
+            for t in outputs:
+                t.fill_(float("nan"))
         graph.replay()
         self.synchronize()
         for i, (t, reference) in enumerate(zip(outputs, expected)):
@@ -111,6 +112,12 @@ class CudaTimer:
         gc.collect()
         torch.cuda.empty_cache()
         self._pool = torch.cuda.graph_pool_handle()
+
+    def launched(self, call: Call) -> list[str]:
+        """Names of the kernels that one call launches."""
+        from ladder import witness
+
+        return witness.on_gpu(call)
 
     def describe(self) -> dict[str, Any]:
         return describe_device(self.device)

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -205,22 +206,10 @@ def _short(error: BaseException) -> str:
 
 def _context(conn: Connection, a: Assignment) -> Any:
     """The rung imported on its device. The emulator's drivers go in before anything imports Triton or fla."""
-    from ladder.checks.context import Context, NotRun
+    from ladder.checks.context import Context
     from ladder.loader import load
 
-    launches = None
-    if a.kind == "emulated":
-        try:
-            import emulator
-            from emulator import triton_driver
-        except ImportError as error:
-            raise NotRun(f"no GPU here, and the emulator cannot be imported: {error}") from None
-        from _common import target
-
-        triton_driver.activate(a.arch)
-        emulated = emulator.EmulatedTarget(a.arch)
-        target.use(emulated).__enter__()  # for the life of this process
-        launches = lambda: [launch.name for launch in emulator.launches()]  # noqa: E731
+    launches = _emulate(a.arch) if a.kind == "emulated" else None
     import torch
 
     device = torch.device("cuda", torch.cuda.current_device()) if a.kind == "cuda" else torch.device("cpu")
@@ -232,6 +221,25 @@ def _context(conn: Connection, a: Assignment) -> Any:
         return conn.recv()
 
     return Context(load(a.folder), a.arch, a.kind, device, a.seed, a.probe, ask_judge, launches)
+
+
+def _emulate(arch: str) -> Callable[[], list[str]]:
+    """Make the emulator this process's device, for Triton and for CuTe units; returns its launch log."""
+    from ladder.checks.context import NotRun
+
+    try:
+        import emulator
+        from emulator import triton_driver
+    except ImportError as error:
+        raise NotRun(f"no GPU here, and the emulator cannot be imported: {error}") from None
+    from _common import target
+
+    device = triton_driver.activate(arch)
+    if not hasattr(emulator, "EmulatedTarget"):  # TODO: drop once it has landed
+        emulator.EmulatedTarget = lambda arch: type("Target", (), {"arch": arch, "device": triton_driver.Device(arch)})()
+    emulated = emulator.EmulatedTarget(arch)
+    target.use(emulated).__enter__()  # for the life of this process
+    return lambda: [launch["kernel"] for d in (device, emulated.device) for launch in d.stats]
 
 
 def _decide(context: Any, task: Task) -> Outcome:
