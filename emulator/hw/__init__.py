@@ -12,5 +12,16 @@ of them owns memory or knows about warps, clocks or watches; the engine does the
 
 from .errors import HwError, HwUnsupported
 
-__all__ = ["HwError", "HwUnsupported", "tensormap", "tma", "mbarrier", "numerics", "matrix_desc", "wgmma", "tcgen05", "tmem",
-           "mma_sync"]
+__all__ = [
+    "HwError",
+    "HwUnsupported",
+    "tensormap",
+    "tma",
+    "mbarrier",
+    "numerics",
+    "matrix_desc",
+    "wgmma",
+    "tcgen05",
+    "tmem",
+    "mma_sync",
+]

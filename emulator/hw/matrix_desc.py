@@ -1,9 +1,9 @@
 """Shared-memory matrix descriptors of wgmma and tcgen05.mma, and where each operand element lies.
 
-PTX ISA: wgmma, "Shared Memory Matrix Layout", "Major-ness supported by Strides" and "Matrix Descriptor Format"; tcgen05,
-"Major-ness supported by Strides", "Canonical Layouts" and "Shared memory descriptor". The canonical layouts agree with the
-comments in CUTLASS's mma_traits_sm90_gmma.hpp. With T the elements in 16 bytes, W the 16-byte atoms in a swizzle span
-(8, 4, 2; 1 without swizzle), the unswizzled byte offset from the start address of element (mn, k) is
+PTX ISA: wgmma, "Shared Memory Matrix Layout", "Major-ness supported by Strides" and "Matrix Descriptor Format";
+tcgen05, "Major-ness supported by Strides", "Canonical Layouts" and "Shared memory descriptor". The canonical layouts
+agree with the comments in CUTLASS's mma_traits_sm90_gmma.hpp. With T the elements in 16 bytes, W the 16-byte atoms in a
+swizzle span (8, 4, 2; 1 without swizzle), the unswizzled byte offset from the start address of element (mn, k) is
 
     K-major,  no swizzle   16 (mn % 8) + SBO (mn / 8) + LBO (k / T) + element (k % T)
     K-major,  swizzled     16 W (mn % 8) + SBO (mn / 8) + element k                       (LBO not used)
@@ -23,8 +23,16 @@ import numpy as np
 from .errors import HwError, HwUnsupported
 from .tma import swizzle
 
-__all__ = ["MatrixDesc", "decode_wgmma", "encode_wgmma", "decode_tcgen05", "encode_tcgen05",
-           "operand_addresses", "operand_units", "gather_operand"]
+__all__ = [
+    "MatrixDesc",
+    "decode_wgmma",
+    "encode_wgmma",
+    "decode_tcgen05",
+    "encode_tcgen05",
+    "operand_addresses",
+    "operand_units",
+    "gather_operand",
+]
 
 _WGMMA_SWIZZLE = ("none", "128B", "64B", "32B")  # bits 62-63
 _TCGEN05_SWIZZLE = {0: "none", 2: "128B", 4: "64B", 6: "32B"}  # bits 61-63
@@ -45,8 +53,10 @@ class MatrixDesc:
 def _fields(word: int, name: str):
     start, lbo, sbo = ((word >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
     if word >> 49 & 7:
-        raise HwUnsupported(f"{name} descriptor {word:#018x}: base offset {word >> 49 & 7} is not modelled; place the operand so "
-                            "that its swizzle pattern starts on a pattern boundary (1024, 512 or 256 bytes)")
+        raise HwUnsupported(
+            f"{name} descriptor {word:#018x}: base offset {word >> 49 & 7} is not modelled; place the operand so "
+            "that its swizzle pattern starts on a pattern boundary (1024, 512 or 256 bytes)"
+        )
     return start, lbo, sbo
 
 
@@ -120,12 +130,15 @@ def operand_addresses(desc: MatrixDesc, mn: int, k: int, esize: int, major: str)
     """Shared byte address of each element, int64 [mn, k].
 
     mn: extent in M (operand A) or N (operand B); k: the instruction's K; esize: 2 or 4 bytes; major: "K" or "MN".
-    Raises HwError for other esize or major, HwUnsupported for MN-major 4-byte elements (they need 32-byte swizzle atoms).
+    Raises HwError for other esize or major, HwUnsupported for MN-major 4-byte elements (they need 32-byte swizzle
+    atoms).
     """
     if major not in ("K", "MN") or esize not in (2, 4):
         raise HwError(f"major {major!r}, esize {esize}: accepted 'K' or 'MN', 2 or 4")
     if major == "MN" and esize == 4:
-        raise HwUnsupported("MN-major operand of 4-byte elements: not in wgmma, and in tcgen05 only with 32-byte swizzle atoms")
+        raise HwUnsupported(
+            "MN-major operand of 4-byte elements: not in wgmma, and in tcgen05 only with 32-byte swizzle atoms"
+        )
     return swizzle(desc.start + _offsets(desc.lbo, desc.sbo, desc.swizzle, mn, k, esize, major), desc.swizzle)
 
 
@@ -137,8 +150,12 @@ def operand_units(desc: MatrixDesc, mn: int, k: int, esize: int, major: str) -> 
 
 
 def gather_operand(smem: np.ndarray, desc: MatrixDesc, mn: int, k: int, esize: int, major: str) -> np.ndarray:
-    """Raw bits of the operand, uint16 or uint32 [mn, k], from shared memory as a uint8 array indexed by shared address."""
+    """Raw bits of the operand, uint16 or uint32 [mn, k], from shared memory as a uint8 array indexed by shared
+    address."""
     addresses = operand_addresses(desc, mn, k, esize, major)
     if addresses.max() + esize > smem.size:
-        raise HwError(f"operand at {desc.start:#x}: reaches byte {int(addresses.max()) + esize:#x} of {smem.size:#x} in shared memory")
+        raise HwError(
+            f"operand at {desc.start:#x}: reaches byte {int(addresses.max()) + esize:#x} of the {smem.size:#x} in shared "
+            "memory"
+        )
     return smem[: smem.size & -4].view(np.uint16 if esize == 2 else np.uint32)[addresses // esize]

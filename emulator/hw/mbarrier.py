@@ -1,9 +1,10 @@
 """The mbarrier object as pure state (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier").
 
-Sections: "Phase of the mbarrier object", "Tracking asynchronous operations by the mbarrier object" (tx-count, expect-tx,
-complete-tx), mbarrier.init, .inval, .arrive, .arrive_drop, .test_wait/.try_wait, .pending_count. The state is a 64-bit word in shared memory
-whose layout the manual leaves opaque; `MBarrier.pack` and `unpack` use a layout of our own. The engine decides who waits and
-who is woken; here is only what an operation does to the object, and an error for what the manual calls undefined.
+Sections: "Phase of the mbarrier object", "Tracking asynchronous operations by the mbarrier object" (tx-count,
+expect-tx, complete-tx), mbarrier.init, .inval, .arrive, .arrive_drop, .test_wait/.try_wait, .pending_count. The state
+is a 64-bit word in shared memory whose layout the manual leaves opaque; `MBarrier.pack` and `unpack` use a layout of
+our own. The engine decides who waits and who is woken; here is only what an operation does to the object, and an error
+for what the manual calls undefined.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class MBarrier:
     """Mutable mbarrier state.
 
     expected  arrivals expected in the next phase       pending  arrivals still missing in the current phase
-    tx        bytes (tx-count) still outstanding        phase    how many phases have completed since init (full integer,
+    tx        bytes (tx-count) still outstanding        phase    how many phases have completed since init (full
+    integer,
                                                                  so that a report can say which; parity is phase & 1)
     A phase completes when pending and tx are both zero: phase goes up by one, pending becomes expected.
     """
@@ -35,7 +37,8 @@ class MBarrier:
 
     @classmethod
     def init(cls, count: int) -> "MBarrier":
-        """mbarrier.init: phase 0, pending = expected = count, tx-count 0. Raises HwError for a count outside 1 .. 2^20-1."""
+        """mbarrier.init: phase 0, pending = expected = count, tx-count 0. Raises HwError for a count outside 1 ..
+        2^20-1."""
         if not 1 <= count <= MAX_COUNT:
             raise HwError(f"mbarrier.init: count {count}, accepted 1 to {MAX_COUNT}")
         return cls(count, count)
@@ -54,8 +57,10 @@ class MBarrier:
         if not 1 <= count <= MAX_COUNT:
             raise HwError(f"mbarrier.arrive: count {count}, accepted 1 to {MAX_COUNT}")
         if count > self.pending:
-            raise HwError(f"mbarrier.arrive: {count} arrivals but only {self.pending} of {self.expected} are pending in "
-                          f"phase {self.phase}")
+            raise HwError(
+                f"mbarrier.arrive: {count} arrivals but only {self.pending} of {self.expected} are pending in "
+                f"phase {self.phase}"
+            )
         if no_complete and count == self.pending and self.tx == 0:
             raise HwError(f"mbarrier.arrive.noComplete: it would complete phase {self.phase}")
         if drop:
@@ -87,7 +92,9 @@ class MBarrier:
             raise HwError(f"mbarrier.{what}: {abs(delta)} bytes, accepted 0 to {MAX_TX}")
         tx = self.tx + delta
         if abs(tx) > MAX_TX:
-            raise HwError(f"mbarrier.{what}: tx-count would become {tx} in phase {self.phase}, accepted -{MAX_TX} to {MAX_TX}")
+            raise HwError(
+                f"mbarrier.{what}: tx-count would become {tx} in phase {self.phase}, accepted -{MAX_TX} to {MAX_TX}"
+            )
         self.tx = tx
         self._complete()
 
@@ -113,7 +120,9 @@ class MBarrier:
         """
         age = (self.phase - (state >> 20)) & ((1 << 44) - 1)
         if age > 1:
-            raise HwError(f"mbarrier.test_wait: state of phase {state >> 20}, accepted phases {self.phase - 1} and {self.phase}")
+            raise HwError(
+                f"mbarrier.test_wait: state of phase {state >> 20}, accepted phases {self.phase - 1} and {self.phase}"
+            )
         return age == 1
 
     def state(self) -> int:
@@ -122,7 +131,8 @@ class MBarrier:
 
     def missing(self) -> str:
         """What the current phase still waits for, for deadlock reports."""
-        return f"phase {self.phase} (parity {self.parity}): {self.pending} of {self.expected} arrivals and {self.tx} bytes missing"
+        arrivals = f"{self.pending} of {self.expected} arrivals"
+        return f"phase {self.phase} (parity {self.parity}): {arrivals} and {self.tx} bytes missing"
 
     def pack(self) -> int:
         """Our 64-bit memory image: expected (20 bits), pending (20), tx in two's complement (21), phase modulo 8 (3).

@@ -1,8 +1,8 @@
 """mma.sync.aligned m16n8k16, m16n8k8 (bf16, fp16) and m16n8k8, m16n8k4 (tf32): fragments and product.
 
-PTX ISA, "Matrix multiply-accumulate operation using mma instruction", the fragment figures of each shape. A is row-major, B
-column-major. Arrays hold one warp in their last two axes, [register, 32 lanes]; leading axes are batched. With group = lane / 4
-and quad = lane % 4.
+PTX ISA, "Matrix multiply-accumulate operation using mma instruction", the fragment figures of each shape. A is
+row-major, B column-major. Arrays hold one warp in their last two axes, [register, 32 lanes]; leading axes are batched.
+With group = lane / 4 and quad = lane % 4.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def _lanes():
 def a_layout(kind: str, k: int) -> tuple[np.ndarray, np.ndarray]:
     """(row, k) of each element of A, int [elements, 32]; 16-bit elements two a register, low half first.
 
-    16-bit element e: row group + 8 (e / 2 % 2), k 2 quad + e % 2 + 8 (e / 4). tf32: row group + 8 (e % 2), k quad + 4 (e / 2).
+    16-bit element e: row group + 8 (e / 2 % 2), k 2 quad + e % 2 + 8 (e / 4). tf32: row group + 8 (e % 2), k quad + 4
+    (e / 2).
     """
     _check(kind, k)
     group, quad = _lanes()
@@ -58,7 +59,8 @@ def b_layout(kind: str, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.lru_cache(maxsize=1)
 def c_layout() -> tuple[np.ndarray, np.ndarray]:
-    """(row, column) of each of the four accumulator registers, int [4, 32]: row group + 8 (i / 2), column 2 quad + i % 2."""
+    """(row, column) of each of the four accumulator registers, int [4, 32]: row group + 8 (i / 2), column 2 quad + i %
+    2."""
     group, quad = _lanes()
     i = np.arange(4)[:, None]
     return group + 8 * (i // 2), 2 * quad + i % 2
@@ -73,8 +75,8 @@ def _matrix(bits, layout, shape):
 def mma(a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: str, k: int, model: str = "fused") -> np.ndarray:
     """D registers, float32 [..., 4, 32].
 
-    a: uint32 [..., RA, 32], b: uint32 [..., RB, 32] (RA = K / 4 in 16-bit kinds and K / 2 in tf32, RB half of that), c: float32
-    [..., 4, 32]. Raises HwUnsupported for shapes and kinds not listed above. Numerics: numerics.dot_accumulate.
+    a: uint32 [..., RA, 32], b: uint32 [..., RB, 32] (RA = K / 4 in 16-bit kinds and K / 2 in tf32, RB half of that), c:
+    float32 [..., 4, 32]. Raises HwUnsupported for shapes and kinds not listed above. Numerics: numerics.dot_accumulate.
     """
     if kind != "tf32":
         a, b = unpack_halves(a), unpack_halves(b)

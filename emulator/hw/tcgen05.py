@@ -1,8 +1,8 @@
 """tcgen05.mma: instruction descriptor, operand and accumulator layouts, the product (sm_100a, .cta_group::1).
 
-PTX ISA, tcgen05: "Instruction descriptor" (table for .kind::tf32 and .kind::f16), "Matrix and Data Movement Shape", "Data
-Path Layout Organization" (layout D for M = 128, layout F for M = 64), tcgen05.mma. Operands in shared memory come through
-matrix_desc.decode_tcgen05: A is M x K, B is N x K, K-major unless the transpose bit is set.
+PTX ISA, tcgen05: "Instruction descriptor" (table for .kind::tf32 and .kind::f16), "Matrix and Data Movement Shape",
+"Data Path Layout Organization" (layout D for M = 128, layout F for M = 64), tcgen05.mma. Operands in shared memory come
+through matrix_desc.decode_tcgen05: A is M x K, B is N x K, K-major unless the transpose bit is set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from .errors import HwError, HwUnsupported
 from .numerics import dot_accumulate, widen
 from .tmem import COLUMNS, split_address
 
-__all__ = ["InstrDesc", "decode_idesc", "encode_idesc", "d_cells", "a_cells", "read_d", "write_d", "read_a", "mma", "check_variant"]
+__all__ = [
+    "InstrDesc",
+    "decode_idesc",
+    "encode_idesc",
+    "d_cells",
+    "a_cells",
+    "read_d",
+    "write_d",
+    "read_a",
+    "mma",
+    "check_variant",
+]
 
 _F16_TYPES = ("f16", "bf16")
 _RESERVED = 1 << 6 | 1 << 23 | 1 << 29
@@ -69,8 +80,17 @@ def decode_idesc(word: int, kind: str) -> InstrDesc:
         raise HwUnsupported(f"{where}: A of {a} with B of {b} is not modelled")
     m, n = (word >> 24 & 31) << 4, (word >> 17 & 63) << 3
     _check_shape(m, n, where)
-    return InstrDesc(m, n, 8 if kind == "tf32" else 16, a, b, bool(word >> 13 & 1), bool(word >> 14 & 1),
-                     "MN" if word >> 15 & 1 else "K", "MN" if word >> 16 & 1 else "K")
+    return InstrDesc(
+        m,
+        n,
+        8 if kind == "tf32" else 16,
+        a,
+        b,
+        bool(word >> 13 & 1),
+        bool(word >> 14 & 1),
+        "MN" if word >> 15 & 1 else "K",
+        "MN" if word >> 16 & 1 else "K",
+    )
 
 
 def _operand(code, kind, where):
@@ -92,8 +112,17 @@ def _check_shape(m, n, where):
 def encode_idesc(d: InstrDesc) -> int:
     """Inverse of decode_idesc."""
     codes = {"f16": 0, "bf16": 1, "tf32": 2}
-    return (1 << 4 | codes[d.a] << 7 | codes[d.b] << 10 | d.negate_a << 13 | d.negate_b << 14 | (d.major_a == "MN") << 15
-            | (d.major_b == "MN") << 16 | d.n >> 3 << 17 | d.m >> 4 << 24)
+    return (
+        1 << 4
+        | codes[d.a] << 7
+        | codes[d.b] << 10
+        | d.negate_a << 13
+        | d.negate_b << 14
+        | (d.major_a == "MN") << 15
+        | (d.major_b == "MN") << 16
+        | d.n >> 3 << 17
+        | d.m >> 4 << 24
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -113,9 +142,11 @@ def _base(taddr: int, m: int, columns: int, what: str) -> tuple[int, int]:
 
 
 def d_cells(taddr: int, m: int, n: int) -> tuple[np.ndarray, slice]:
-    """Tensor-memory cells of the fp32 accumulator: (lane of each row [M], slice of N columns); D[i, j] is cell (lane[i], first + j).
+    """Tensor-memory cells of the fp32 accumulator: (lane of each row [M], slice of N columns); D[i, j] is cell
+    (lane[i], first + j).
 
-    M = 128 (layout D): row i in lane i. M = 64 (layout F): row i in lane 32 (i / 16) + i % 16, plus the address's lane (0 or 16).
+    M = 128 (layout D): row i in lane i. M = 64 (layout F): row i in lane 32 (i / 16) + i % 16, plus the address's lane
+    (0 or 16).
     """
     lane, column = _base(taddr, m, n, "D")
     return _lanes(m) + lane, slice(column, column + n)
@@ -156,11 +187,13 @@ def read_a(tmem: np.ndarray, taddr: int, m: int, kind: str) -> np.ndarray:
 def mma(a_bits, b_bits, d, idesc: InstrDesc, *, accumulate: bool = True, model: str = "fused") -> np.ndarray:
     """One tcgen05.mma: float32 [M, N] after the instruction. Leading axes (CTAs) are batched.
 
-    a_bits: raw bits [M, K] (read_a or matrix_desc.gather_operand); b_bits: raw bits [N, K]; d: values before it, ignored when
-    accumulate (enable-input-d) is false. Numerics: numerics.dot_accumulate.
+    a_bits: raw bits [M, K] (read_a or matrix_desc.gather_operand); b_bits: raw bits [N, K]; d: values before it,
+    ignored when accumulate (enable-input-d) is false. Numerics: numerics.dot_accumulate.
     """
     if a_bits.shape[-2:] != (idesc.m, idesc.k) or b_bits.shape[-2:] != (idesc.n, idesc.k):
-        raise HwError(f"tcgen05.mma: A {a_bits.shape}, B {b_bits.shape}, accepted {(idesc.m, idesc.k)} and {(idesc.n, idesc.k)}")
+        raise HwError(
+            f"tcgen05.mma: A {a_bits.shape}, B {b_bits.shape}, accepted {(idesc.m, idesc.k)} and {(idesc.n, idesc.k)}"
+        )
     a, b = widen(a_bits, idesc.a), widen(b_bits, idesc.b)
     if idesc.negate_a != idesc.negate_b:
         a = -a

@@ -1,9 +1,10 @@
 """The 128-byte tensor map (CUtensorMap) in tiled mode: decode, check, encode.
 
 Field meanings: PTX ISA, "Tensor" (section 5.5: dimension, sizes, strides, bounding box, traversal stride, interleave,
-swizzling modes, out-of-bounds fill) and the driver API entry cuTensorMapEncodeTiled for the legal ranges. The bit positions
-are undocumented; they were read off maps written by the CuTe DSL's host code, which writes the same 64 bytes for sm_90a and
-sm_100a. Bytes 64-127 carry nothing. Nothing is validated by whoever writes a map, so `decode` reports what is illegal.
+swizzling modes, out-of-bounds fill) and the driver API entry cuTensorMapEncodeTiled for the legal ranges. The bit
+positions are undocumented; they were read off maps written by the CuTe DSL's host code, which writes the same 64 bytes
+for sm_90a and sm_100a. Bytes 64-127 carry nothing. Nothing is validated by whoever writes a map, so `decode` reports
+what is illegal.
 """
 
 from __future__ import annotations
@@ -17,8 +18,17 @@ from .errors import HwError, HwUnsupported
 __all__ = ["TensorMap", "decode", "encode", "ELEMENT_TYPES", "SWIZZLES", "SWIZZLE_SPAN"]
 
 ELEMENT_TYPES = {
-    0: ("u8", 1), 1: ("u16", 2), 2: ("u32", 4), 3: ("s32", 4), 4: ("u64", 8), 5: ("s64", 8), 6: ("f16", 2),
-    7: ("f32", 4), 8: ("f32.ftz", 4), 9: ("f64", 8), 10: ("bf16", 2),
+    0: ("u8", 1),
+    1: ("u16", 2),
+    2: ("u32", 4),
+    3: ("s32", 4),
+    4: ("u64", 8),
+    5: ("s64", 8),
+    6: ("f16", 2),
+    7: ("f32", 4),
+    8: ("f32.ftz", 4),
+    9: ("f64", 8),
+    10: ("bf16", 2),
 }
 _TF32 = {7: "tf32", 8: "tf32.ftz"}
 _CODES = {name: code for code, (name, _) in ELEMENT_TYPES.items()}
@@ -65,7 +75,8 @@ class TensorMap:
 
     @functools.cached_property
     def smem_shape(self) -> tuple[int, ...]:
-        """Elements of the box that reach shared memory, per dimension: ceil(box / traversal stride); dimension 0 whole."""
+        """Elements of the box that reach shared memory, per dimension: ceil(box / traversal stride); dimension 0
+        whole."""
         return (self.box[0], *(-(-b // s) for b, s in zip(self.box[1:], self.estrides[1:])))
 
     @functools.cached_property
@@ -97,7 +108,9 @@ def decode(raw: bytes, check: bool = True) -> TensorMap:
         raise HwUnsupported(f"tensor map: element type code {code} (sub-byte) is not modelled")
     dtype, esize = ELEMENT_TYPES[code]
     if _u(w, 1, 16, 1):
-        dtype = _TF32.get(code) or _fail(f"tensor map: the tf32 bit is set with element type {dtype}, accepted with f32")
+        dtype = _TF32.get(code) or _fail(
+            f"tensor map: the tf32 bit is set with element type {dtype}, accepted with f32"
+        )
     if _u(w, 1, 11, 2):
         raise HwUnsupported(f"tensor map: interleave {_INTERLEAVES[_u(w, 1, 11, 2)]} is not modelled, only none")
     if _u(w, 1, 19, 2):
@@ -109,8 +122,17 @@ def decode(raw: bytes, check: bool = True) -> TensorMap:
     dims = tuple(_u(w, 4 + i // 2, 32 * (i % 2), 32) + 1 for i in range(5))
     box = (_u(w, 6, 56, 8) + 1, *(_u(w, 7, 8 * i, 8) + 1 for i in range(4)))
     estrides = tuple(_u(w, 6, 32 + 3 * i, 3) + 1 for i in range(5))
-    tmap = TensorMap(w[0] & ((1 << 57) - 1), dtype, esize, dims[:rank], strides[: rank - 1], box[:rank], estrides[:rank],
-                     SWIZZLES[_u(w, 1, 13, 2)], "nan" if _u(w, 1, 15, 1) else "zero")
+    tmap = TensorMap(
+        w[0] & ((1 << 57) - 1),
+        dtype,
+        esize,
+        dims[:rank],
+        strides[: rank - 1],
+        box[:rank],
+        estrides[:rank],
+        SWIZZLES[_u(w, 1, 13, 2)],
+        "nan" if _u(w, 1, 15, 1) else "zero",
+    )
     if check:
         _check(tmap)
     return tmap
@@ -131,20 +153,25 @@ def _check(t: TensorMap) -> None:
     if inner % 16:
         _fail(f"tensor map: inner box extent {t.box[0]} x {t.esize} bytes = {inner}, accepted multiples of 16 bytes")
     if t.swizzle != "none" and inner > SWIZZLE_SPAN[t.swizzle]:
-        _fail(f"tensor map: inner box extent {inner} bytes exceeds the {SWIZZLE_SPAN[t.swizzle]} of swizzle {t.swizzle}")
+        _fail(
+            f"tensor map: inner box extent {inner} bytes exceeds the {SWIZZLE_SPAN[t.swizzle]} of swizzle {t.swizzle}"
+        )
     if t.fill == "nan" and t.dtype[0] in "us":
         _fail(f"tensor map: NaN fill with element type {t.dtype}, accepted with floating-point types")
 
 
-def encode(*, address: int, dtype: str, dims, strides, box, swizzle: str = "none", fill: str = "zero",
-           estrides=None) -> bytes:
+def encode(
+    *, address: int, dtype: str, dims, strides, box, swizzle: str = "none", fill: str = "zero", estrides=None
+) -> bytes:
     """The 128 bytes of a tiled map (bytes 64-127 zero); strides in bytes for dimensions 1 .. rank-1. For tests.
 
     Truncates like the real writers do: low four bits of the address and of each stride are lost.
     """
     rank = len(dims)
     if not (1 <= rank <= 5 and len(strides) == rank - 1 and len(box) == rank):
-        raise HwError(f"dims, strides, box: lengths {rank}, {len(strides)}, {len(box)}; accepted n, n-1, n for n in 1..5")
+        raise HwError(
+            f"dims, strides, box: lengths {rank}, {len(strides)}, {len(box)}; accepted n, n-1, n for n in 1..5"
+        )
     if min(box) < 1 or max(box) > _MAX_BOX:
         raise HwError(f"box: {tuple(box)}, accepted extents 1 to {_MAX_BOX}")
     estrides = tuple(estrides or (1,) * rank)
@@ -153,8 +180,16 @@ def encode(*, address: int, dtype: str, dims, strides, box, swizzle: str = "none
     extent = dims[0] * esize + sum((d - 1) * s for d, s in zip(dims[1:], strides))
     w = [0] * 8
     w[0] = address & ((1 << 57) - 16)
-    w[1] = (1 << 1 | (rank - 1) << 4 | code << 7 | SWIZZLES.index(swizzle) << 13 | (fill == "nan") << 15
-            | (dtype in _CODES_TF32) << 16 | 2 << 17 | (extent >= 131072) << 21)
+    w[1] = (
+        1 << 1
+        | (rank - 1) << 4
+        | code << 7
+        | SWIZZLES.index(swizzle) << 13
+        | (fill == "nan") << 15
+        | (dtype in _CODES_TF32) << 16
+        | 2 << 17
+        | (extent >= 131072) << 21
+    )
     s = [(x >> 4) & ((1 << 36) - 1) for x in strides] + [0] * 4
     w[1] |= (s[0] & 0xFFFFFFFF) << 32
     w[2] = (s[1] & 0xFFFFFFFF) | (s[2] & 0xFFFFFFFF) << 32

@@ -1,9 +1,10 @@
 """TMA boxes: which global bytes a tiled tensor copy touches and where they lie in shared memory.
 
 PTX ISA, section "Tensor": bounding box, traversal stride, out-of-bounds access, "Swizzling modes"; instructions
-cp.async.bulk, cp.async.bulk.tensor (tile mode), cp.reduce.async.bulk*. Nothing is copied here. `box` gives index arrays, one entry a unit
-(a power of two of at most 16 bytes that is contiguous on both sides and wholly in or out of bounds); the engine copies,
-checks and watches. Loads fill the units out of bounds, stores skip them; either way `TensorMap.box_bytes` is the byte count.
+cp.async.bulk, cp.async.bulk.tensor (tile mode), cp.reduce.async.bulk*. Nothing is copied here. `box` gives index
+arrays, one entry a unit (a power of two of at most 16 bytes that is contiguous on both sides and wholly in or out of
+bounds); the engine copies, checks and watches. Loads fill the units out of bounds, stores skip them; either way
+`TensorMap.box_bytes` is the byte count.
 
 Swizzle. Shared memory is permuted in atoms of 16 bytes inside a pattern that repeats every 1024, 512 or 256 bytes. The
 pattern belongs to the absolute shared address: bits 4-6 (128B), 4-5 (64B) or 4 (32B) are XORed with bits 7-9, 7-8 or 7.
@@ -19,14 +20,23 @@ import numpy as np
 from .errors import HwError, HwUnsupported
 from .tensormap import SWIZZLE_SPAN, TensorMap
 
-__all__ = ["Box", "box", "swizzle", "SWIZZLE_BITS", "PATTERN_BYTES", "fill_pattern", "bulk_copy", "check_tensor_variant"]
+__all__ = [
+    "Box",
+    "box",
+    "swizzle",
+    "SWIZZLE_BITS",
+    "PATTERN_BYTES",
+    "fill_pattern",
+    "bulk_copy",
+    "check_tensor_variant",
+]
 
 SWIZZLE_BITS = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 PATTERN_BYTES = {"none": 16, "32B": 256, "64B": 512, "128B": 1024}
 _SHARED_ALIGN = 128
 _CONVERTING = ("f32.ftz", "tf32", "tf32.ftz")
 
-# The manual and the driver name a special NaN without giving its bits; this is the canonical quiet NaN of the tensor cores.
+# The manual and the driver name a special NaN without giving its bits; this is the quiet NaN the tensor cores produce.
 _NAN = {"f16": b"\xff\x7f", "bf16": b"\xff\x7f", "f32": b"\xff\xff\xff\x7f", "f64": b"\xff" * 7 + b"\x7f"}
 
 
@@ -67,11 +77,13 @@ def fill_pattern(tmap: TensorMap, nbytes: int) -> bytes:
 
 
 def box(tmap: TensorMap, coords, shared_address: int) -> Box:
-    """The box of `tmap` at element coordinates `coords` (innermost first, may be negative), at an absolute shared address.
+    """The box of `tmap` at element coordinates `coords` (innermost first, may be negative), at an absolute shared
+    address.
 
-    coords: rank integers, as the instruction's tensorCoords (taken as signed 32-bit). The same box serves a load (fill where not valid) and a
-    store or reduction (skip where not valid). Raises HwError for a wrong number of coordinates or a shared address that is
-    not a multiple of 128; HwUnsupported when a swizzled row is narrower than the swizzle span and for the types that convert (f32.ftz, tf32).
+    coords: rank integers, as the instruction's tensorCoords (taken as signed 32-bit). The same box serves a load (fill
+    where not valid) and a store or reduction (skip where not valid). Raises HwError for a wrong number of coordinates
+    or a shared address that is not a multiple of 128; HwUnsupported when a swizzled row is narrower than the swizzle
+    span and for the types that convert (f32.ftz, tf32).
     """
     if len(coords) != tmap.rank:
         raise HwError(f"coords: {len(coords)} given, the tensor map has rank {tmap.rank}")
@@ -85,7 +97,15 @@ def box(tmap: TensorMap, coords, shared_address: int) -> Box:
     start = tmap.address + sum(c * s for c, s in zip(coords, tmap.byte_strides))
     shared = _shared_addresses(tmap, unit, shared_address)
     valid, all_valid = _in_bounds(tmap, coords, unit, extents)
-    return Box(unit, relative + start, shared, valid, all_valid, tmap.box_bytes, fill_pattern(tmap, max(unit, tmap.esize))[:unit])
+    return Box(
+        unit,
+        relative + start,
+        shared,
+        valid,
+        all_valid,
+        tmap.box_bytes,
+        fill_pattern(tmap, max(unit, tmap.esize))[:unit],
+    )
 
 
 def _unit(tmap: TensorMap, c0: int) -> int:
@@ -116,8 +136,10 @@ def _shared_addresses(tmap: TensorMap, unit: int, address: int) -> np.ndarray:
     inner = tmap.box[0] * tmap.esize
     span = SWIZZLE_SPAN[tmap.swizzle]
     if tmap.swizzle != "none" and inner != span:
-        raise HwUnsupported(f"swizzle {tmap.swizzle} with an inner box extent of {inner} bytes: the row pitch is not documented; "
-                            f"modelled is exactly {span} bytes")
+        raise HwUnsupported(
+            f"swizzle {tmap.swizzle} with an inner box extent of {inner} bytes: the row pitch is not documented; "
+            f"modelled is exactly {span} bytes"
+        )
     return swizzle(address + np.arange(0, tmap.box_bytes, unit, dtype=np.int64), tmap.swizzle)
 
 
@@ -145,8 +167,12 @@ def bulk_copy(dst: int, src: int, size: int) -> None:
 
 
 _REFUSED = {
-    "im2col": "im2col load modes", "im2col_no_offs": "im2col store mode", "gather4": "tile::gather4",
-    "scatter4": "tile::scatter4", "multicast": "multicast to a cluster", "cta_group": "the .cta_group::2 form",
+    "im2col": "im2col load modes",
+    "im2col_no_offs": "im2col store mode",
+    "gather4": "tile::gather4",
+    "scatter4": "tile::scatter4",
+    "multicast": "multicast to a cluster",
+    "cta_group": "the .cta_group::2 form",
     "reduce": "cp.reduce.async.bulk: a reduction needs per-element read-modify-write in global memory",
 }
 

@@ -1,9 +1,9 @@
 """Tensor memory: addresses, the tcgen05.ld/st fragments, the column allocator (sm_100a).
 
 PTX ISA, tcgen05: "Tensor Memory Addressing", "Tensor Memory Allocation", "Access restrictions", "Data Movement Shape"
-with its fragment figures, and the instructions tcgen05.ld, .st, .alloc, .dealloc, .relinquish_alloc_permit. Tensor memory is
-128 lanes by 512 columns of 32 bits; an address is lane << 16 | column. Warp w of a CTA reaches lanes 32 (w % 4) and the
-31 after it.
+with its fragment figures, and the instructions tcgen05.ld, .st, .alloc, .dealloc, .relinquish_alloc_permit. Tensor
+memory is 128 lanes by 512 columns of 32 bits; an address is lane << 16 | column. Warp w of a CTA reaches lanes 32 (w %
+4) and the 31 after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,19 @@ import numpy as np
 
 from .errors import HwError, HwUnsupported
 
-__all__ = ["LANES", "COLUMNS", "split_address", "Fragment", "fragment", "check_access", "load", "store", "Allocator", "SHAPES", "refuse"]
+__all__ = [
+    "LANES",
+    "COLUMNS",
+    "split_address",
+    "Fragment",
+    "fragment",
+    "check_access",
+    "load",
+    "store",
+    "Allocator",
+    "SHAPES",
+    "refuse",
+]
 
 LANES, COLUMNS = 128, 512
 SHAPES = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}  # shape -> registers at .x1
@@ -27,7 +39,9 @@ def split_address(taddr: int) -> tuple[int, int]:
     """(lane, column) of a tensor-memory address. Raises HwError outside 128 x 512."""
     lane, column = int(taddr) >> 16 & 0xFFFF, int(taddr) & 0xFFFF
     if lane >= LANES or column >= COLUMNS:
-        raise HwError(f"tensor-memory address {taddr:#010x}: lane {lane}, column {column}; accepted lanes 0-127, columns 0-511")
+        raise HwError(
+            f"tensor-memory address {taddr:#010x}: lane {lane}, column {column}; accepted lanes 0-127, columns 0-511"
+        )
     return lane, column
 
 
@@ -36,7 +50,8 @@ class Fragment:
     """Where the registers of one tcgen05.ld or .st lie, relative to the lane and column of its address.
 
     lane, column  int [registers, 32]: register r of thread t is the 32-bit cell (lane[r, t], column[r, t])
-    packed        False; or True with .pack::16b / .unpack::16b: the low half of the register is the low 16 bits of that cell
+    packed        False; or True with .pack::16b / .unpack::16b: the low half of the register is the low 16 bits of that
+    cell
                   and its high half the low 16 bits of the cell one column to the right
     lanes, columns  extent touched, from the address on: 16 or 32 lanes; the number of columns
     """
@@ -64,7 +79,9 @@ def fragment(shape: str, num: int, packed: bool = False, split: int = 0) -> Frag
         raise HwError(f"tcgen05.ld/st shape .{shape}, accepted {tuple(SHAPES)}")
     registers = SHAPES[shape] * num
     if num < 1 or num & (num - 1) or registers > _MAX_REGISTERS:
-        raise HwError(f"tcgen05.ld/st .{shape}.x{num}: accepted powers of two up to .x{_MAX_REGISTERS // SHAPES[shape]}")
+        raise HwError(
+            f"tcgen05.ld/st .{shape}.x{num}: accepted powers of two up to .x{_MAX_REGISTERS // SHAPES[shape]}"
+        )
     t, r = np.arange(32)[None, :], np.arange(registers)[:, None]
     lane, column = {
         "32x32b": lambda: (t, r),
@@ -89,10 +106,13 @@ def check_access(frag: Fragment, taddr: int, warp: int) -> tuple[int, int]:
     lane, column = split_address(taddr)
     first = 32 * (warp % 4)
     if lane - first not in ((0,) if frag.lanes == 32 else (0, 16)):
-        raise HwError(f"tensor-memory address {taddr:#010x}: lane {lane} for a {frag.lanes}-lane access by warp {warp}, which reaches "
-                      f"lanes {first} to {first + 31}")
-    if column + frag.columns > COLUMNS:
-        raise HwError(f"tensor-memory address {taddr:#010x}: columns {column} to {column + frag.columns - 1}, accepted 0-{COLUMNS - 1}")
+        raise HwError(
+            f"tensor-memory address {taddr:#010x}: lane {lane} for a {frag.lanes}-lane access by warp {warp}, which "
+            f"reaches lanes {first} to {first + 31}"
+        )
+    last = column + frag.columns - 1
+    if last >= COLUMNS:
+        raise HwError(f"tensor-memory address {taddr:#010x}: columns {column} to {last}, accepted 0-{COLUMNS - 1}")
     return lane, column
 
 
@@ -106,8 +126,8 @@ def load(tmem: np.ndarray, frag: Fragment, taddr: int, warp: int) -> np.ndarray:
 
 
 def store(tmem: np.ndarray, frag: Fragment, taddr: int, warp: int, registers: np.ndarray) -> None:
-    """tcgen05.st: registers, uint32 [..., registers, 32], into tensor memory. Unpacked halves go to the low 16 bits of each
-    cell; the high 16 bits become zero (the manual does not say what they hold)."""
+    """tcgen05.st: registers, uint32 [..., registers, 32], into tensor memory. Unpacked halves go to the low 16 bits of
+    each cell; the high 16 bits become zero (the manual does not say what they hold)."""
     lane, column = check_access(frag, taddr, warp)
     if not frag.packed:
         tmem[..., frag.lane + lane, frag.column + column] = registers
@@ -119,8 +139,8 @@ def store(tmem: np.ndarray, frag: Fragment, taddr: int, warp: int, registers: np
 class Allocator:
     """The columns of one SM's tensor memory as one CTA sees them (tcgen05.alloc, .dealloc, .relinquish_alloc_permit).
 
-    Allocation is first fit from column 0. Instructions of other CTAs on the SM are not modelled, so an alloc that does not
-    fit can only wait for this CTA's own dealloc.
+    Allocation is first fit from column 0. Instructions of other CTAs on the SM are not modelled, so an alloc that does
+    not fit can only wait for this CTA's own dealloc.
     """
 
     def __init__(self):
@@ -148,7 +168,8 @@ class Allocator:
         return start
 
     def dealloc(self, taddr: int, columns: int) -> None:
-        """Free an allocation: address and size must be those of one alloc. Raises HwError, naming a double free as such."""
+        """Free an allocation: address and size must be those of one alloc. Raises HwError, naming a double free as
+        such."""
         self._check_size("dealloc", columns)
         _, column = split_address(taddr)
         if int(taddr) >> 16 or column not in self.live:

@@ -1,4 +1,5 @@
-"""CuTe's own tables (cute_oracle.py), computed once per version of the DSL and of the script, then kept in pytest's cache."""
+"""CuTe's own tables (cute_oracle.py), computed once per version of the DSL and of the script, then kept in pytest's
+cache."""
 
 import hashlib
 import importlib.metadata
@@ -14,7 +15,9 @@ SCRIPT = pathlib.Path(__file__).with_name("cute_oracle.py")
 
 
 def _tables(config, arch):
-    key = hashlib.sha256(SCRIPT.read_bytes() + importlib.metadata.version("nvidia-cutlass-dsl").encode()).hexdigest()[:16]
+    key = hashlib.sha256(SCRIPT.read_bytes() + importlib.metadata.version("nvidia-cutlass-dsl").encode()).hexdigest()[
+        :16
+    ]
     path = config.cache.mkdir("cute_oracle") / f"{arch}-{key}.npz"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}.npz")

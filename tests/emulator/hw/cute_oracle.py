@@ -1,7 +1,8 @@
-"""Tables from CuTe itself, computed without a GPU: `python cute_oracle.py sm_90a|sm_100a OUT.npz` (CUTE_DSL_ARCH must match).
+"""Tables from CuTe itself, computed without a GPU: `python cute_oracle.py sm_90a|sm_100a OUT.npz` (CUTE_DSL_ARCH must
+match).
 
-Layouts are evaluated while a host function is traced; descriptors and instruction descriptors are read from the PTX of kernels
-that only store or use them. Nothing here imports the emulator.
+Layouts are evaluated while a host function is traced; descriptors and instruction descriptors are read from the PTX of
+kernels that only store or use them. Nothing here imports the emulator.
 """
 
 import glob
@@ -44,18 +45,31 @@ def stored_constants(ptx: str) -> list[int]:
     return [values.get(src, 0) % 2**64 for _, src in sorted(stores, key=lambda s: int(s[0] or 0))]
 
 
+def table(layout, rows, cols, at=lambda i, j: (i, j)):
+    """[rows, cols] of layout(at(i, j)). A plain CuTe layout adds up over its modes, so one row and one column give all;
+    the far corner is evaluated as a check."""
+    down = np.array([cute.crd2idx(at(i, 0), layout) for i in range(rows)])
+    right = np.array([cute.crd2idx(at(0, j), layout) for j in range(cols)])
+    full = down[:, None] + right[None, :] - down[0]
+    assert full[-1, -1] == cute.crd2idx(at(rows - 1, cols - 1), layout)
+    return full
+
+
 def swizzle_table():
     """CuTe's Swizzle<B, 4, 3> on every byte of 8 KiB."""
+
     @cute.jit
     def host():
         for bits, name in enumerate(("none", "32B", "64B", "128B")):
             lay = cute.make_composed_layout(cute.make_swizzle(bits, 4, 3), 0, cute.make_layout(8192))
             TABLES[f"swizzle/{name}"] = np.array([cute.crd2idx(i, lay) for i in range(0, 8192, 16)])
+
     host()
 
 
 def smem_case(arch, kind, major, swizzle, mn, k_tile):
-    """Operand tile [mn, k_tile] of CuTe's smem layout (elements before the swizzle) and the descriptor of each k block."""
+    """Operand tile [mn, k_tile] of CuTe's smem layout (elements before the swizzle) and the descriptor of each k
+    block."""
     dtype, pack = TYPES[kind], warpgroup if arch == "sm_90a" else tcgen05
     k = 8 if kind == "tf32" else 16
     atom_kind = getattr(pack.SmemLayoutAtomKind, f"{major}_{SWIZZLES[swizzle]}")
@@ -74,15 +88,26 @@ def smem_case(arch, kind, major, swizzle, mn, k_tile):
     def host(out: cute.Tensor, stream):
         if cutlass.const_expr(arch == "sm_90a"):
             mma = cutlass.utils.hopper_helpers.make_trivial_tiled_mma(
-                dtype, dtype, MAJORS[major], OperandMajorMode.K, cutlass.Float32, (1, 1, 1), (mn, 64))
+                dtype, dtype, MAJORS[major], OperandMajorMode.K, cutlass.Float32, (1, 1, 1), (mn, 64)
+            )
             lay = cute.tile_to_shape(warpgroup.make_smem_layout_atom(atom_kind, dtype), (mn, k_tile), order=order)
-            TABLES[name] = np.array([[cute.crd2idx((i, j), lay.outer) for j in range(k_tile)] for i in range(mn)])
+            TABLES[name] = table(lay.outer, mn, k_tile)
         else:
             mma = cutlass.utils.blackwell_helpers.make_trivial_tiled_mma(
-                dtype, MAJORS[major], OperandMajorMode.K, cutlass.Float32, tcgen05.CtaGroup.ONE, (mn, 64), tcgen05.OperandSource.SMEM)
-            lay = tcgen05.tile_to_mma_shape(tcgen05.make_smem_layout_atom(atom_kind, dtype),
-                                            mma.partition_shape_A((mn, k_tile)), order=(1, 2) if major == "K" else (2, 1))
-            TABLES[name] = np.array([[cute.crd2idx(((i, j % k), 0, j // k), lay.outer) for j in range(k_tile)] for i in range(mn)])
+                dtype,
+                MAJORS[major],
+                OperandMajorMode.K,
+                cutlass.Float32,
+                tcgen05.CtaGroup.ONE,
+                (mn, 64),
+                tcgen05.OperandSource.SMEM,
+            )
+            lay = tcgen05.tile_to_mma_shape(
+                tcgen05.make_smem_layout_atom(atom_kind, dtype),
+                mma.partition_shape_A((mn, k_tile)),
+                order=(1, 2) if major == "K" else (2, 1),
+            )
+            TABLES[name] = table(lay.outer, mn, k_tile, lambda i, j: ((i, j % k), 0, j // k))
         kern(out, mma, lay).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
 
     ptx = compile_ptx(host, make_fake_compact_tensor(cutlass.Int64, (64,)))
@@ -91,44 +116,61 @@ def smem_case(arch, kind, major, swizzle, mn, k_tile):
 
 def wgmma_fragments():
     """[thread, value] -> row + 64 * column for D of several N and for A from registers."""
+
     @cute.jit
     def host():
         for n in (8, 64, 128, 256):
-            op = warpgroup.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (64, n, 16), warpgroup.OperandSource.RMEM,
-                                        OperandMajorMode.K, OperandMajorMode.K)
+            op = warpgroup.MmaF16BF16Op(
+                cutlass.BFloat16,
+                cutlass.Float32,
+                (64, n, 16),
+                warpgroup.OperandSource.RMEM,
+                OperandMajorMode.K,
+                OperandMajorMode.K,
+            )
             mma = cute.make_tiled_mma(cute.make_mma_atom(op))
-            tv = mma.tv_layout_C
-            TABLES[f"wgmma/D/{n}"] = np.array([[cute.crd2idx((t, v), tv) for v in range(n // 2)] for t in range(128)])
-        tv = mma.tv_layout_A
-        TABLES["wgmma/A"] = np.array([[cute.crd2idx((t, v), tv) for v in range(8)] for t in range(128)])
+            TABLES[f"wgmma/D/{n}"] = table(mma.tv_layout_C, 128, n // 2)
+        TABLES["wgmma/A"] = table(mma.tv_layout_A, 128, 8)
+
     host()
 
 
 def warp_fragments():
     """mma.sync m16n8k16: [thread, value] -> row + 16 * column for C, A, and n + 8 k for B."""
+
     @cute.jit
     def host():
-        mma = cute.make_tiled_mma(cute.make_mma_atom(cute.nvgpu.warp.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (16, 8, 16))))
+        mma = cute.make_tiled_mma(
+            cute.make_mma_atom(cute.nvgpu.warp.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (16, 8, 16)))
+        )
         for which, values in (("C", 4), ("A", 8), ("B", 4)):
-            tv = getattr(mma, f"tv_layout_{which}")
-            TABLES[f"warp/{which}"] = np.array([[cute.crd2idx((t, v), tv) for v in range(values)] for t in range(32)])
-        for name, op in (("k8", cute.nvgpu.warp.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (16, 8, 8))),
-                         ("tf32k8", cute.nvgpu.warp.MmaTF32Op((16, 8, 8))), ("tf32k4", cute.nvgpu.warp.MmaTF32Op((16, 8, 4)))):
+            TABLES[f"warp/{which}"] = table(getattr(mma, f"tv_layout_{which}"), 32, values)
+        for name, op in (
+            ("k8", cute.nvgpu.warp.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (16, 8, 8))),
+            ("tf32k8", cute.nvgpu.warp.MmaTF32Op((16, 8, 8))),
+            ("tf32k4", cute.nvgpu.warp.MmaTF32Op((16, 8, 4))),
+        ):
             mma = cute.make_tiled_mma(cute.make_mma_atom(op))
             for which in "AB":
                 tv = getattr(mma, f"tv_layout_{which}")
-                TABLES[f"warp/{name}/{which}"] = np.array(
-                    [[cute.crd2idx((t, v), tv) for v in range(cute.size(tv, mode=[1]))] for t in range(32)])
+                TABLES[f"warp/{name}/{which}"] = table(tv, 32, cute.size(tv, mode=[1]))
+
     host()
 
 
-LOADS = [("16x64b", "Ld16x64bOp"), ("16x128b", "Ld16x128bOp"), ("16x256b", "Ld16x256bOp"), ("32x32b", "Ld32x32bOp"),
-         ("16x32bx2", "Ld16x32bx2Op")]
+LOADS = [
+    ("16x64b", "Ld16x64bOp"),
+    ("16x128b", "Ld16x128bOp"),
+    ("16x256b", "Ld16x256bOp"),
+    ("32x32b", "Ld32x32bOp"),
+    ("16x32bx2", "Ld16x32bx2Op"),
+]
 STORES = [(shape, op.replace("Ld", "St")) for shape, op in LOADS]
 
 
 def tmem_copies():
     """Of each ld/st atom, fp32: [thread, register] -> cell, lane-major over the cells the instruction touches."""
+
     @cute.jit
     def host():
         for ops, side in ((LOADS, "dst"), (STORES, "src")):
@@ -136,33 +178,57 @@ def tmem_copies():
                 for num in (1, 2, 8, 16):
                     atom = cute.make_copy_atom(getattr(tcgen05, op)(tcgen05.Repetition(num)), cutlass.Float32)
                     tv = atom.layout_dst_tv if side == "dst" else atom.layout_src_tv
-                    size = cute.size(tv, mode=[1])
-                    TABLES[f"tmem/{side}/{shape}/{num}"] = np.array(
-                        [[cute.crd2idx((t, v), tv) for v in range(size)] for t in range(32)])
+                    TABLES[f"tmem/{side}/{shape}/{num}"] = table(tv, 32, cute.size(tv, mode=[1]))
+
     host()
 
 
 def accumulators():
-    """Tensor-memory address (lane << 16 | column) of each D[i, j], and which D elements each thread of a warpgroup loads."""
-    cases = [(64, 64, "16x256b", "Ld16x256bOp", 8), (64, 128, "16x256b", "Ld16x256bOp", 4), (128, 64, "32x32b", "Ld32x32bOp", 16),
-             (128, 128, "32x32b", "Ld32x32bOp", 32), (64, 32, "16x64b", "Ld16x64bOp", 16), (64, 64, "16x128b", "Ld16x128bOp", 16)]
+    """Tensor-memory address (lane << 16 | column) of each D[i, j], and which D elements each thread of a warpgroup
+    loads."""
+    cases = [
+        (64, 64, "16x256b", "Ld16x256bOp", 8),
+        (64, 128, "16x256b", "Ld16x256bOp", 4),
+        (128, 64, "32x32b", "Ld32x32bOp", 16),
+        (128, 128, "32x32b", "Ld32x32bOp", 32),
+        (64, 32, "16x64b", "Ld16x64bOp", 16),
+        (64, 64, "16x128b", "Ld16x128bOp", 16),
+    ]
 
     @cute.jit
     def host():
         for m, n, shape, op, num in cases:
             mma = cutlass.utils.blackwell_helpers.make_trivial_tiled_mma(
-                cutlass.BFloat16, OperandMajorMode.K, OperandMajorMode.K, cutlass.Float32, tcgen05.CtaGroup.ONE, (m, n),
-                tcgen05.OperandSource.SMEM)
+                cutlass.BFloat16,
+                OperandMajorMode.K,
+                OperandMajorMode.K,
+                cutlass.Float32,
+                tcgen05.CtaGroup.ONE,
+                (m, n),
+                tcgen05.OperandSource.SMEM,
+            )
             acc = mma.make_fragment_C(mma.partition_shape_C((m, n)))[((None, None), 0, 0)]
-            TABLES[f"acc/{m}x{n}"] = np.array([[cute.crd2idx((i, j), acc.layout) for j in range(n)] for i in range(m)])
-            copy = tcgen05.make_tmem_copy(cute.make_copy_atom(getattr(tcgen05, op)(tcgen05.Repetition(num)), cutlass.Float32), acc)
+            TABLES[f"acc/{m}x{n}"] = table(acc.layout, m, n)
+            copy = tcgen05.make_tmem_copy(
+                cute.make_copy_atom(getattr(tcgen05, op)(tcgen05.Repetition(num)), cutlass.Float32), acc
+            )
             parts = [copy.get_slice(t).partition_D(cute.make_identity_tensor((m, n))) for t in range(128)]
-            TABLES[f"load/{m}x{n}/{shape}/{num}"] = np.array([[p[i] for i in range(cute.size(p))] for p in parts])
+            first = np.array([p[0] for p in parts])  # coordinates add up too: thread part plus value part
+            values = np.array([parts[0][i] for i in range(cute.size(parts[0]))])
+            TABLES[f"load/{m}x{n}/{shape}/{num}"] = first[:, None] + values[None, :] - first[0]
+            assert tuple(TABLES[f"load/{m}x{n}/{shape}/{num}"][-1, -1]) == parts[-1][len(values) - 1]
             ts = cutlass.utils.blackwell_helpers.make_trivial_tiled_mma(
-                cutlass.BFloat16, OperandMajorMode.K, OperandMajorMode.K, cutlass.Float32, tcgen05.CtaGroup.ONE, (m, n),
-                tcgen05.OperandSource.TMEM)
+                cutlass.BFloat16,
+                OperandMajorMode.K,
+                OperandMajorMode.K,
+                cutlass.Float32,
+                tcgen05.CtaGroup.ONE,
+                (m, n),
+                tcgen05.OperandSource.TMEM,
+            )
             a = ts.make_fragment_A(ts.partition_shape_A((m, 64)))
-            TABLES[f"tmem_a/{m}"] = np.array([[cute.crd2idx(((i, j % 16), 0, j // 16), a.layout) for j in range(64)] for i in range(m)])
+            TABLES[f"tmem_a/{m}"] = table(a.layout, m, 64, lambda i, j: ((i, j % 16), 0, j // 16))
+
     host()
 
 
@@ -181,11 +247,19 @@ def instruction_descriptor(m, n, major_a, major_b, kind):
 
     @cute.jit
     def host(stream):
-        mma = sm100.make_trivial_tiled_mma(dtype, MAJORS[major_a], MAJORS[major_b], cutlass.Float32, tcgen05.CtaGroup.ONE, (m, n),
-                                           tcgen05.OperandSource.SMEM)
+        mma = sm100.make_trivial_tiled_mma(
+            dtype,
+            MAJORS[major_a],
+            MAJORS[major_b],
+            cutlass.Float32,
+            tcgen05.CtaGroup.ONE,
+            (m, n),
+            tcgen05.OperandSource.SMEM,
+        )
         tile = (m, n, 64)
         kern(mma, sm100.make_smem_layout_a(mma, tile, dtype, 1), sm100.make_smem_layout_b(mma, tile, dtype, 1)).launch(
-            grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+            grid=(1, 1, 1), block=(32, 1, 1), stream=stream
+        )
 
     ptx = compile_ptx(host)
     (base,) = re.findall(r"selp\.b32\s+%r\d+, \d+, (\d{6,}), %p\d+;", ptx)

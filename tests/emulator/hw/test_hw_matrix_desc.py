@@ -10,7 +10,8 @@ SWIZZLES = ["none", "32B", "64B", "128B"]
 
 
 def cute_addresses(tables, name, esize):
-    """Swizzled byte address of every element when the tile starts at shared address 0: CuTe's layout, CuTe's swizzle."""
+    """Swizzled byte address of every element when the tile starts at shared address 0: CuTe's layout, CuTe's
+    swizzle."""
     mode = name.split("/")[3]
     byte = tables[name] * esize
     atoms = tables[f"swizzle/{mode}"]
@@ -28,7 +29,7 @@ def check(tables, decode, kind, major, mode, shape="64x64"):
         desc = decode(int(word))
         assert desc.swizzle == mode
         got = operand_addresses(desc, mn, k, esize, major)
-        assert np.array_equal(got, want[:, block * k:(block + 1) * k])
+        assert np.array_equal(got, want[:, block * k : (block + 1) * k])
 
 
 @pytest.mark.parametrize("mode", SWIZZLES)
@@ -53,8 +54,13 @@ def test_a_wrong_descriptor_reads_elsewhere(cute90):
     word = int(cute90["smem/bf16/MN/64B/64x64/desc"][1])
     good = matrix_desc.decode_wgmma(word)
     want = cute_addresses(cute90, "smem/bf16/MN/64B/64x64", 2)[:, 16:32]
-    for bad, major in ((MatrixDesc(good.start, good.lbo + 16, good.sbo, "64B"), "MN"), (MatrixDesc(good.start, good.lbo, good.sbo * 2, "64B"), "MN"),
-                       (MatrixDesc(good.start, good.lbo, good.sbo, "128B"), "MN"), (good, "K"), (MatrixDesc(good.start + 16, good.lbo, good.sbo, "64B"), "MN")):
+    for bad, major in (
+        (MatrixDesc(good.start, good.lbo + 16, good.sbo, "64B"), "MN"),
+        (MatrixDesc(good.start, good.lbo, good.sbo * 2, "64B"), "MN"),
+        (MatrixDesc(good.start, good.lbo, good.sbo, "128B"), "MN"),
+        (good, "K"),
+        (MatrixDesc(good.start + 16, good.lbo, good.sbo, "64B"), "MN"),
+    ):
         assert not np.array_equal(operand_addresses(bad, 64, 16, 2, major), want)
 
 
@@ -62,17 +68,37 @@ def test_by_hand():
     """Formulas of the module docstring at chosen elements; strides unlike those of any CuTe layout."""
     d = MatrixDesc(4096, 512, 3072, "none")
     k = operand_addresses(d, 64, 16, 2, "K")
-    assert (k[0, 0], k[1, 0], k[7, 7], k[8, 0], k[0, 8], k[17, 9]) == (4096, 4112, 4096 + 112 + 14, 7168, 4608, 4096 + 16 + 6144 + 512 + 2)
+    assert (k[0, 0], k[1, 0], k[7, 7], k[8, 0], k[0, 8], k[17, 9]) == (
+        4096,
+        4112,
+        4096 + 112 + 14,
+        7168,
+        4608,
+        4096 + 16 + 6144 + 512 + 2,
+    )
     mn = operand_addresses(d, 64, 16, 2, "MN")
     assert (mn[1, 0], mn[8, 0], mn[0, 1], mn[0, 8], mn[9, 15]) == (4098, 7168, 4112, 4608, 4096 + 2 + 3072 + 112 + 512)
     s = operand_addresses(MatrixDesc(4096 + 32, 16, 1024, "128B"), 64, 16, 2, "K")
-    assert (s[0, 0], s[1, 0], s[5, 8], s[8, 0]) == (4128, 4096 + 128 + (32 ^ 16), 4096 + 640 + (48 ^ 80), 4096 + 1024 + 32)
+    assert (s[0, 0], s[1, 0], s[5, 8], s[8, 0]) == (
+        4128,
+        4096 + 128 + (32 ^ 16),
+        4096 + 640 + (48 ^ 80),
+        4096 + 1024 + 32,
+    )
     m = operand_addresses(MatrixDesc(4096, 2048, 1024, "128B"), 128, 16, 2, "MN")
-    assert (m[0, 1], m[63, 0], m[64, 0], m[0, 8], m[9, 3]) == (4096 + 128 + 16, 4096 + 126, 6144, 5120, 4096 + 384 + (16 ^ 48) + 2)
+    assert (m[0, 1], m[63, 0], m[64, 0], m[0, 8], m[9, 3]) == (
+        4096 + 128 + 16,
+        4096 + 126,
+        6144,
+        5120,
+        4096 + 384 + (16 ^ 48) + 2,
+    )
 
 
-@pytest.mark.parametrize("encode, decode", [(matrix_desc.encode_wgmma, matrix_desc.decode_wgmma),
-                                            (matrix_desc.encode_tcgen05, matrix_desc.decode_tcgen05)])
+@pytest.mark.parametrize(
+    "encode, decode",
+    [(matrix_desc.encode_wgmma, matrix_desc.decode_wgmma), (matrix_desc.encode_tcgen05, matrix_desc.decode_tcgen05)],
+)
 def test_round_trip(encode, decode):
     rng = np.random.default_rng(0)
     for mode in SWIZZLES:
@@ -86,11 +112,17 @@ def test_fields_at_their_bits():
     assert matrix_desc.decode_tcgen05(1 | 2 << 16 | 3 << 32 | 1 << 46 | 6 << 61) == MatrixDesc(16, 32, 48, "32B")
 
 
-@pytest.mark.parametrize("word, error, named", [
-    (0, HwError, "bits 46-48"), (1 << 46 | 1 << 55, HwError, "bits 53-60"), (1 << 46 | 3 << 61, HwError, "swizzle code 3"),
-    (1 << 46 | 1 << 61, HwUnsupported, "32-byte atoms"), (1 << 46 | 1 << 52, HwUnsupported, "address mode"),
-    (1 << 46 | 1 << 49, HwUnsupported, "base offset 1"),
-])
+@pytest.mark.parametrize(
+    "word, error, named",
+    [
+        (0, HwError, "bits 46-48"),
+        (1 << 46 | 1 << 55, HwError, "bits 53-60"),
+        (1 << 46 | 3 << 61, HwError, "swizzle code 3"),
+        (1 << 46 | 1 << 61, HwUnsupported, "32-byte atoms"),
+        (1 << 46 | 1 << 52, HwUnsupported, "address mode"),
+        (1 << 46 | 1 << 49, HwUnsupported, "base offset 1"),
+    ],
+)
 def test_tcgen05_refusals(word, error, named):
     with pytest.raises(error, match=named):
         matrix_desc.decode_tcgen05(word)
@@ -124,13 +156,19 @@ def test_gather_and_units(cute90, major, mode):
 
 
 def test_tma_box_feeds_the_descriptor(cute90):
-    """A [64, 64] bf16 tile loaded by TMA with 128B swizzle is read back whole by the four K blocks of CuTe's descriptor."""
+    """A [64, 64] bf16 tile loaded by TMA with 128B swizzle is read back whole by the four K blocks of CuTe's
+    descriptor."""
     from emulator.hw.tensormap import TensorMap
+
     tile = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     b = tma.box(TensorMap(0, "bf16", 2, (64, 64), (128,), (64, 64), (1, 1), "128B"), (0, 0), 1024)
     smem = np.zeros(16384, np.uint8)
-    smem[b.shared[:, None] + np.arange(b.unit)] = tile.view(np.uint8).reshape(-1)[b.global_[:, None] + np.arange(b.unit)]
+    smem[b.shared[:, None] + np.arange(b.unit)] = tile.view(np.uint8).reshape(-1)[
+        b.global_[:, None] + np.arange(b.unit)
+    ]
     for block, word in enumerate(cute90["smem/bf16/K/128B/64x64/desc"]):
         d = matrix_desc.decode_wgmma(int(word))
         d = MatrixDesc(d.start + 1024, d.lbo, d.sbo, d.swizzle)
-        assert np.array_equal(matrix_desc.gather_operand(smem, d, 64, 16, 2, "K"), tile[:, 16 * block:16 * block + 16])
+        assert np.array_equal(
+            matrix_desc.gather_operand(smem, d, 64, 16, 2, "K"), tile[:, 16 * block : 16 * block + 16]
+        )

@@ -33,9 +33,14 @@ def test_the_result_is_cut_towards_zero():
 
 
 def test_products_are_not_normalised():
-    """1.5 * 1.5 = 2.25 counts with exponent 0, so a term of 2^-25 beside it survives; a normalised product would drop it."""
+    """1.5 * 1.5 = 2.25 counts with exponent 0, so a term of 2^-25 beside it survives; a normalised product would drop
+    it."""
     a, b = [1.5, -1.5, 2.0**-25], [1.5, 1.5, 1.0]
     assert one(a, b, 0.0) == 2.0**-25
+
+
+def test_a_product_of_zero_does_not_lead():
+    assert one([0.0, 2.0**-60], [2.0**100, 1.0], 0.0) == 2.0**-60
 
 
 def test_k_is_fused_in_one_step():
@@ -53,7 +58,10 @@ def reference(a, b, c, kind):
 
     terms = [(Fraction(float(c)), exponent(c, -126))]
     for x, y in zip(a, b):
-        terms.append((Fraction(float(x)) * Fraction(float(y)), exponent(x, smallest[kind]) + exponent(y, smallest[kind])))
+        if x and y:
+            terms.append(
+                (Fraction(float(x)) * Fraction(float(y)), exponent(x, smallest[kind]) + exponent(y, smallest[kind]))
+            )
     quantum = Fraction(2) ** (max(e for _, e in terms) - 25)
     total = sum(int(t / quantum) * quantum for t, _ in terms)  # int() cuts towards zero
     if total == 0:
@@ -83,8 +91,18 @@ def test_against_rationals(kind, k, spread):
     got = dot_accumulate(a, b, c, kind)
     want = np.array([[reference(a[i], b[:, j], c[i, j], kind) for j in range(5)] for i in range(6)])
     assert got.dtype == np.float32 and np.array_equal(got.astype(np.float64), want)
-    exact = np.array([[float(sum(Fraction(float(x)) * Fraction(float(y)) for x, y in zip(a[i], b[:, j])) + Fraction(float(c[i, j])))
-                       for j in range(5)] for i in range(6)])
+    exact = np.array(
+        [
+            [
+                float(
+                    sum(Fraction(float(x)) * Fraction(float(y)) for x, y in zip(a[i], b[:, j]))
+                    + Fraction(float(c[i, j]))
+                )
+                for j in range(5)
+            ]
+            for i in range(6)
+        ]
+    )
     error, bound = np.abs(want - exact), dot_error_bound(a, b, c, kind)
     assert (error <= bound).all()
     assert (error > bound / 200).any()  # the bound says something
@@ -133,7 +151,11 @@ def test_tf32_ignores_its_low_13_bits():
 
 def test_batches():
     rng = np.random.default_rng(3)
-    a, b, c = operands(rng, "bf16", (3, 4, 16), 2), operands(rng, "bf16", (3, 16, 8), 2), rng.standard_normal((3, 4, 8)).astype(np.float32)
+    a, b, c = (
+        operands(rng, "bf16", (3, 4, 16), 2),
+        operands(rng, "bf16", (3, 16, 8), 2),
+        rng.standard_normal((3, 4, 8)).astype(np.float32),
+    )
     got = dot_accumulate(a, b, c)
     for i in range(3):
         assert np.array_equal(got[i], dot_accumulate(a[i], b[i], c[i]))
@@ -143,10 +165,14 @@ def test_batches():
 @pytest.mark.parametrize("spread", [0, 8])
 def test_chain_bound(kind, step, spread):
     rng = np.random.default_rng(9)
-    a, b, c = operands(rng, kind, (16, 128), spread), operands(rng, kind, (128, 16), spread), rng.standard_normal((16, 16)).astype(np.float32)
+    a, b, c = (
+        operands(rng, kind, (16, 128), spread),
+        operands(rng, kind, (128, 16), spread),
+        rng.standard_normal((16, 16)).astype(np.float32),
+    )
     d = c
     for k in range(0, 128, step):
-        d = dot_accumulate(a[:, k:k + step], b[k:k + step], d, kind)
+        d = dot_accumulate(a[:, k : k + step], b[k : k + step], d, kind)
     error = np.abs(d - (a.astype(np.float64) @ b.astype(np.float64) + c))
     bound = chain_error_bound(a, b, c, kind)
     assert (error <= bound).all() and (error > bound / 1000).any()
@@ -158,7 +184,12 @@ def test_bf16_rounding():
 
 
 def test_unpack_halves():
-    assert numerics.unpack_halves(np.uint32([[0x22221111], [0x44443333]])).tolist() == [[0x1111], [0x2222], [0x3333], [0x4444]]
+    assert numerics.unpack_halves(np.uint32([[0x22221111], [0x44443333]])).tolist() == [
+        [0x1111],
+        [0x2222],
+        [0x3333],
+        [0x4444],
+    ]
 
 
 def test_errors():

@@ -18,7 +18,8 @@ def pack(w):
 
 
 def test_hand_made_map():
-    """Every field set by hand: a 3-d f16 map, dims (100, 7, 5), strides 0x1230 and 5 << 36 bytes, box 32 x 2 x 1, 64B swizzle, NaN."""
+    """Every field set by hand: a 3-d f16 map, dims (100, 7, 5), strides 0x1230 and 5 << 36 bytes, box 32 x 2 x 1, 64B
+    swizzle, NaN."""
     w = [0] * 8
     w[0] = 0x7F00_0000_0010
     w[1] = 1 << 1 | 2 << 4 | 6 << 7 | 2 << 13 | 1 << 15 | 2 << 17 | 0x123 << 32
@@ -28,7 +29,9 @@ def test_hand_made_map():
     w[6] = 0 << 32 | 1 << 35 | 31 << 56
     w[7] = 1 | 0 << 8
     t = tensormap.decode(pack(w))
-    assert t == tensormap.TensorMap(0x7F00_0000_0010, "f16", 2, (100, 7, 5), (0x1230, 5 << 36), (32, 2, 1), (1, 2, 1), "64B", "nan")
+    assert t == tensormap.TensorMap(
+        0x7F00_0000_0010, "f16", 2, (100, 7, 5), (0x1230, 5 << 36), (32, 2, 1), (1, 2, 1), "64B", "nan"
+    )
     assert t.smem_shape == (32, 1, 1) and t.box_bytes == 64 and t.byte_strides == (2, 0x1230, 5 << 36)
 
 
@@ -38,10 +41,16 @@ def test_round_trip():
         rank = rng.randint(1, 5)
         code = rng.choice(list(tensormap.ELEMENT_TYPES))
         name, esize = tensormap.ELEMENT_TYPES[code]
-        given = dict(address=rng.randrange(0, 1 << 57, 16), dtype=name, dims=tuple(rng.randint(1, 1 << 32) for _ in range(rank)),
-                     strides=tuple(rng.randrange(16, 1 << 40, 16) for _ in range(rank - 1)),
-                     box=tuple(rng.randint(1, 256) for _ in range(rank)), swizzle=rng.choice(tensormap.SWIZZLES),
-                     fill=rng.choice(("zero", "nan")), estrides=tuple(rng.randint(1, 8) for _ in range(rank)))
+        given = dict(
+            address=rng.randrange(0, 1 << 57, 16),
+            dtype=name,
+            dims=tuple(rng.randint(1, 1 << 32) for _ in range(rank)),
+            strides=tuple(rng.randrange(16, 1 << 40, 16) for _ in range(rank - 1)),
+            box=tuple(rng.randint(1, 256) for _ in range(rank)),
+            swizzle=rng.choice(tensormap.SWIZZLES),
+            fill=rng.choice(("zero", "nan")),
+            estrides=tuple(rng.randint(1, 8) for _ in range(rank)),
+        )
         t = tensormap.decode(tensormap.encode(**given), check=False)
         assert {k: getattr(t, k) for k in given} == given and t.esize == esize
 
@@ -62,11 +71,14 @@ def test_tf32_needs_f32():
         tensormap.decode(pack(w))
 
 
-@pytest.mark.parametrize("kw, named", [
-    (dict(box=(12, 4), dtype="u8"), "inner box extent"),
-    (dict(box=(64, 4), swizzle="64B"), "exceeds the 64"),
-    (dict(fill="nan", dtype="u16"), "NaN fill"),
-])
+@pytest.mark.parametrize(
+    "kw, named",
+    [
+        (dict(box=(12, 4), dtype="u8"), "inner box extent"),
+        (dict(box=(64, 4), swizzle="64B"), "exceeds the 64"),
+        (dict(fill="nan", dtype="u16"), "NaN fill"),
+    ],
+)
 def test_illegal_fields_are_named(kw, named):
     with pytest.raises(HwError, match=named):
         tensormap.decode(pack(words(**kw)))

@@ -80,7 +80,8 @@ def test_swizzle_is_cutes(cute90, mode):
 
 @pytest.mark.parametrize("mode, width", [("32B", 16), ("64B", 32), ("128B", 64)])
 def test_box_lands_on_cutes_smem_layout(cute90, mode, width):
-    """A box of 64 rows by one swizzle span of bf16 fills the first `width` columns of CuTe's K-major layout of that swizzle."""
+    """A box of 64 rows by one swizzle span of bf16 fills the first `width` columns of CuTe's K-major layout of that
+    swizzle."""
     t = TensorMap(0, "bf16", 2, (64, 64), (128,), (width, 64), (1, 1), mode)
     b = tma.box(t, (0, 0), 2048)
     shared = np.array([s for _, s in expand(b, 2)]).reshape(64, width)
@@ -94,7 +95,9 @@ def copy(b: tma.Box, dst, dst_at, src, src_at, keep):
     dst[(dst_at[keep, None] + lane)] = src[(src_at[keep, None] + lane)]
 
 
-@pytest.mark.parametrize("t", [c for c in CASES if c.address < 1 << 20], ids=lambda t: f"{t.dtype}-{t.rank}d-{t.swizzle}")
+@pytest.mark.parametrize(
+    "t", [c for c in CASES if c.address < 1 << 20], ids=lambda t: f"{t.dtype}-{t.rank}d-{t.swizzle}"
+)
 def test_store_of_load_is_identity_and_clipped(t):
     rng = np.random.default_rng(2)
     size = t.address + t.dims[0] * t.esize + sum((d - 1) * s for d, s in zip(t.dims[1:], t.strides)) + 64
@@ -103,19 +106,21 @@ def test_store_of_load_is_identity_and_clipped(t):
     b = tma.box(t, coords, 1024)
     smem[b.shared[:, None] + np.arange(b.unit)] = np.frombuffer(b.fill, np.uint8)
     copy(b, smem, b.shared, memory, b.global_, b.valid)
-    assert (smem[:1024] == 0xEE).all() and (smem[1024 + b.nbytes:] == 0xEE).all()
+    assert (smem[:1024] == 0xEE).all() and (smem[1024 + b.nbytes :] == 0xEE).all()
     back = np.zeros_like(memory)
     copy(b, back, b.global_, smem, b.shared, b.valid)
     touched = np.zeros(size, bool)
     for g, _ in naive(t, coords, 1024):
         if g is not None:
-            touched[g:g + t.esize] = True
+            touched[g : g + t.esize] = True
     assert touched.any() and np.array_equal(back[touched], memory[touched]) and not back[~touched].any()
 
 
 def test_fill():
     t = TensorMap(0, "bf16", 2, (8, 2), (32,), (16, 2), (1, 1), "none", "nan")
-    assert np.isnan(np.frombuffer(tma.box(t, (4, 0), 0).fill, np.uint16).astype(np.uint32).__lshift__(16).view(np.float32)).all()
+    assert np.isnan(
+        np.frombuffer(tma.box(t, (4, 0), 0).fill, np.uint16).astype(np.uint32).__lshift__(16).view(np.float32)
+    ).all()
     assert tma.fill_pattern(CASES[0], 4) == bytes(4)
 
 
@@ -130,13 +135,17 @@ def test_refusals():
         tma.box(narrow, (0, 0), 0)
     with pytest.raises(HwUnsupported, match="convert"):
         tma.box(TensorMap(0, "tf32", 4, (8,), (), (8,), (1,)), (0,), 0)
-    for opcode in ("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes",
-                   "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes",
-                   "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group",
-                   "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"):
+    for opcode in (
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes",
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes",
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group",
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
+    ):
         with pytest.raises(HwUnsupported):
             tma.check_tensor_variant(opcode)
-    tma.check_tensor_variant("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint")
+    tma.check_tensor_variant(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+    )
     tma.bulk_copy(16, 32, 48)
     for bad in ((8, 0, 16), (0, 8, 16), (0, 0, 8), (0, 0, 0)):
         with pytest.raises(HwError, match="cp.async.bulk"):
@@ -145,5 +154,7 @@ def test_refusals():
 
 def test_decoded_map_gives_the_same_box():
     t = CASES[2]
-    raw = tensormap.encode(address=t.address, dtype=t.dtype, dims=t.dims, strides=t.strides, box=t.box, swizzle=t.swizzle)
+    raw = tensormap.encode(
+        address=t.address, dtype=t.dtype, dims=t.dims, strides=t.strides, box=t.box, swizzle=t.swizzle
+    )
     assert expand(tma.box(tensormap.decode(raw), (3, 1, 0), 512), 2) == naive(t, (3, 1, 0), 512)

@@ -12,7 +12,8 @@ NUMS = (1, 2, 8, 16)
 @pytest.mark.parametrize("num", NUMS)
 @pytest.mark.parametrize("shape", tmem.SHAPES)
 def test_fragment_is_cutes(cute100, shape, num, side):
-    """CuTe numbers the cells of one instruction lane by lane over the columns it touches; its 16x32bx2 splits by .num columns."""
+    """CuTe numbers the cells of one instruction lane by lane over the columns it touches; its 16x32bx2 splits by .num
+    columns."""
     f = tmem.fragment(shape, num, split=num if shape == "16x32bx2" else 0)
     want = cute100[f"tmem/{side}/{shape}/{num}"]
     assert f.lane.shape == (tmem.SHAPES[shape] * num, 32) == want.T.shape
@@ -29,7 +30,9 @@ def test_fragments_from_the_figures():
     f = tmem.fragment("32x32b", 2)
     assert cell(f, 0, 0) == (0, 0) and cell(f, 0, 1) == (0, 1) and cell(f, 31, 1) == (31, 1)
     f = tmem.fragment("16x64b", 2)
-    assert [cell(f, t, 0) for t in (0, 1, 2, 3, 4, 31)] == [(0, 0), (8, 0), (0, 1), (8, 1), (1, 0), (15, 1)] and cell(f, 0, 1) == (0, 2)
+    assert [cell(f, t, 0) for t in (0, 1, 2, 3, 4, 31)] == [(0, 0), (8, 0), (0, 1), (8, 1), (1, 0), (15, 1)] and cell(
+        f, 0, 1
+    ) == (0, 2)
     f = tmem.fragment("16x128b", 2)
     assert [cell(f, t, 0) for t in (0, 1, 3, 4, 31)] == [(0, 0), (0, 1), (0, 3), (1, 0), (7, 3)]
     assert cell(f, 0, 1) == (8, 0) and cell(f, 0, 2) == (0, 4)
@@ -54,13 +57,23 @@ def test_store_then_load(shape, packed):
     assert np.array_equal(tmem.load(memory, f, taddr, 6), regs)
     touched = (memory != 0xDEADBEEF).any(0)
     assert touched.sum() == f.lane.size * (2 if packed else 1)
-    assert not touched[:64].any() and not touched[64 + f.lanes:].any() and not touched[:, 37 + f.columns:].any() and not touched[:, :37].any()
+    assert (
+        not touched[:64].any()
+        and not touched[64 + f.lanes :].any()
+        and not touched[:, 37 + f.columns :].any()
+        and not touched[:, :37].any()
+    )
 
 
 def test_packing_pairs_adjacent_columns():
     memory = np.zeros((128, 512), np.uint32)
     memory[3] = np.arange(512) | 0xABCD0000
-    assert tmem.load(memory, tmem.fragment("32x32b", 4, packed=True), 8, 0)[:, 3].tolist() == [0x90008, 0xB000A, 0xD000C, 0xF000E]
+    assert tmem.load(memory, tmem.fragment("32x32b", 4, packed=True), 8, 0)[:, 3].tolist() == [
+        0x90008,
+        0xB000A,
+        0xD000C,
+        0xF000E,
+    ]
     f = tmem.fragment("16x256b", 1, packed=True)
     assert f.columns == 16 and tmem.load(memory, f, 0, 0)[:2, 12].tolist() == [0x10000, 0x30002]
 
@@ -123,8 +136,12 @@ def test_allocator_errors():
 
 
 def test_refusals():
-    for opcode in ("tcgen05.cp.cta_group::1.128x256b", "tcgen05.shift.cta_group::1.down", "tcgen05.alloc.cta_group::2.sync.aligned.b32",
-                   "tcgen05.ld.red.sync.aligned.32x32b.x2.min.f32"):
+    for opcode in (
+        "tcgen05.cp.cta_group::1.128x256b",
+        "tcgen05.shift.cta_group::1.down",
+        "tcgen05.alloc.cta_group::2.sync.aligned.b32",
+        "tcgen05.ld.red.sync.aligned.32x32b.x2.min.f32",
+    ):
         with pytest.raises(HwUnsupported, match="not modelled"):
             tmem.refuse(opcode)
     tmem.refuse("tcgen05.ld.sync.aligned.16x256b.x8.b32")

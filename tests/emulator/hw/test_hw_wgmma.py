@@ -23,9 +23,24 @@ def test_fragments_from_the_figures():
     row, col = wgmma.d_layout(16)
     at = lambda t, i: (int(row[i, t]), int(col[i, t]))
     assert [at(0, i) for i in range(8)] == [(0, 0), (0, 1), (8, 0), (8, 1), (0, 8), (0, 9), (8, 8), (8, 9)]
-    assert at(1, 0) == (0, 2) and at(4, 0) == (1, 0) and at(31, 3) == (15, 7) and at(32, 0) == (16, 0) and at(127, 7) == (63, 15)
+    assert (
+        at(1, 0) == (0, 2)
+        and at(4, 0) == (1, 0)
+        and at(31, 3) == (15, 7)
+        and at(32, 0) == (16, 0)
+        and at(127, 7) == (63, 15)
+    )
     row, k = wgmma.a_layout("bf16")
-    assert [(int(row[e, 5]), int(k[e, 5])) for e in range(8)] == [(1, 2), (1, 3), (9, 2), (9, 3), (1, 10), (1, 11), (9, 10), (9, 11)]
+    assert [(int(row[e, 5]), int(k[e, 5])) for e in range(8)] == [
+        (1, 2),
+        (1, 3),
+        (9, 2),
+        (9, 3),
+        (1, 10),
+        (1, 11),
+        (9, 10),
+        (9, 11),
+    ]
     row, k = wgmma.a_layout("tf32")
     assert [(int(row[e, 38]), int(k[e, 38])) for e in range(4)] == [(17, 2), (25, 2), (17, 6), (25, 6)]
 
@@ -57,23 +72,34 @@ def test_a_registers_hold_pairs_low_half_first():
 def test_mma(kind):
     rng = np.random.default_rng(1)
     k, n = wgmma.K[kind], 24
-    raw = lambda shape: {"bf16": lambda x: to_bf16_bits(x), "f16": lambda x: x.astype(np.float16).view(np.uint16),
-                         "tf32": lambda x: x.view(np.uint32)}[kind](rng.standard_normal(shape).astype(np.float32))
+    raw = lambda shape: {
+        "bf16": lambda x: to_bf16_bits(x),
+        "f16": lambda x: x.astype(np.float16).view(np.uint16),
+        "tf32": lambda x: x.view(np.uint32),
+    }[kind](rng.standard_normal(shape).astype(np.float32))
     a, b, d = raw((64, k)), raw((n, k)), rng.standard_normal((64, n)).astype(np.float32)
     av, bv = widen(a, kind), widen(b, kind)
     product = av.astype(np.float64) @ bv.T.astype(np.float64)
     near = lambda got, want: np.allclose(got, want, rtol=0, atol=2e-5) and not np.allclose(want, 0)
     assert near(wgmma.mma(a, b, d, kind), product + d)
     assert near(wgmma.mma(a, b, np.full_like(d, np.nan), kind, scale_d=False), product)
-    assert near(wgmma.mma(a, b, d, kind, scale_a=-1), d - product) and near(wgmma.mma(a, b, d, kind, scale_b=-1), d - product)
+    assert near(wgmma.mma(a, b, d, kind, scale_a=-1), d - product) and near(
+        wgmma.mma(a, b, d, kind, scale_b=-1), d - product
+    )
     assert near(wgmma.mma(a, b, d, kind, scale_a=-1, scale_b=-1), product + d)
     assert np.array_equal(wgmma.mma(a, b, d, kind), dot_accumulate(av, bv.T, d, kind))
 
 
-@pytest.mark.parametrize("args, error", [
-    ((12, "bf16"), HwError), ((264, "bf16"), HwError), ((64, "e4m3"), HwUnsupported), ((64, "bf16", "f16"), HwError),
-    ((64, "tf32", "f32", 1, 0), HwError),
-])
+@pytest.mark.parametrize(
+    "args, error",
+    [
+        ((12, "bf16"), HwError),
+        ((264, "bf16"), HwError),
+        ((64, "e4m3"), HwUnsupported),
+        ((64, "bf16", "f16"), HwError),
+        ((64, "tf32", "f32", 1, 0), HwError),
+    ],
+)
 def test_checks(args, error):
     with pytest.raises(error, match="wgmma"):
         wgmma.check(*args)
@@ -111,7 +137,9 @@ def test_mma_sync(kind, k, _):
         return e[:, 0::2] | e[:, 1::2] << 16 if kind == "bf16" else e
 
     row, col = mma_sync.c_layout()
-    d = mma_sync.mma(registers(a, mma_sync.a_layout(kind, k)), registers(b, mma_sync.b_layout(kind, k)), c[:, row, col], kind, k)
+    d = mma_sync.mma(
+        registers(a, mma_sync.a_layout(kind, k)), registers(b, mma_sync.b_layout(kind, k)), c[:, row, col], kind, k
+    )
     assert np.array_equal(d, (a @ b + c)[:, row, col])
     with pytest.raises(HwUnsupported, match="m16n8k32"):
         mma_sync.a_layout(kind, 32)
