@@ -37,7 +37,7 @@ _PACKAGES = (
     ("Triton", "triton", "triton"), ("flash-linear-attention", "fla-core", "fla"), ("CuTe DSL", "nvidia-cutlass-dsl", "cutlass"),
     ("TVM-FFI", "apache-tvm-ffi", "tvm_ffi"), ("cuobjdump", "nvidia-cuda-cuobjdump", None), ("NVML", "nvidia-ml-py", "pynvml"),
     ("SentryWard", "sentryward", "sentryward"), ("cudnn frontend", "nvidia-cudnn-frontend", "cudnn"),
-    ("kernel-fun", "kernel-fun", "kernel_fun"),
+    ("kernel-fun", None, "kernel_fun"),  # no distribution on PyPI: built from source
 )  # fmt: skip
 _COMMON = ("Python", "torch", "Triton", "flash-linear-attention")
 _JOBS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -99,16 +99,17 @@ def _gpu() -> Finding:
     return Finding("part", "GPU", True, f"{torch.cuda.get_device_name()} (sm_{major}{minor}, {memory:.0f} GiB, driver {version}{more})")
 
 
-def _package(name: str, distribution: str, module: str | None) -> Finding:
+def _package(name: str, distribution: str | None, module: str | None) -> Finding:
     try:
-        version = importlib.metadata.version(distribution)
+        version = importlib.metadata.version(distribution) if distribution else "version unknown"
     except importlib.metadata.PackageNotFoundError:
         return Finding("part", name, False, f"{distribution} is not installed")
     try:
         found = module is None or importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         found = False
-    return Finding("part", name, found, f"{version}" if found else f"{version}, but module {module} cannot be found")
+    missing = f"{version}, but module {module} cannot be found" if distribution else f"module {module} is not installed"
+    return Finding("part", name, found, version if found else missing)
 
 
 def browser() -> str | None:
