@@ -7,7 +7,6 @@ of them owns memory or knows about warps, clocks or watches; the engine does the
     mbarrier     the barrier object as state                    numerics     tensor-core dot products
     matrix_desc  shared-memory matrix descriptors               wgmma        Hopper warpgroup MMA and its fragments
     tcgen05      Blackwell MMA, instruction descriptor          tmem         tensor memory: addresses, ld/st, allocator
-    mma_sync     mma.sync fragments and product
 """
 
 from .errors import HwError, HwUnsupported
@@ -23,5 +22,4 @@ __all__ = [
     "wgmma",
     "tcgen05",
     "tmem",
-    "mma_sync",
 ]

@@ -155,7 +155,7 @@ def gather_operand(smem: np.ndarray, desc: MatrixDesc, mn: int, k: int, esize: i
     addresses = operand_addresses(desc, mn, k, esize, major)
     if addresses.max() + esize > smem.size:
         raise HwError(
-            f"operand at {desc.start:#x}: reaches byte {int(addresses.max()) + esize:#x} of the {smem.size:#x} in shared "
+            f"operand at {desc.start:#x}: reaches byte {int(addresses.max()) + esize:#x} of {smem.size:#x} in shared "
             "memory"
         )
     return smem[: smem.size & -4].view(np.uint16 if esize == 2 else np.uint32)[addresses // esize]

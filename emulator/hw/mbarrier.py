@@ -23,10 +23,10 @@ MAX_TX = (1 << 20) - 1  # tx-count lies in [-MAX_TX, MAX_TX]
 class MBarrier:
     """Mutable mbarrier state.
 
-    expected  arrivals expected in the next phase       pending  arrivals still missing in the current phase
-    tx        bytes (tx-count) still outstanding        phase    how many phases have completed since init (full
-    integer,
-                                                                 so that a report can say which; parity is phase & 1)
+    expected  arrivals expected in the next phase
+    pending   arrivals still missing in the current phase
+    tx        bytes (tx-count) still outstanding
+    phase     how many phases have completed since init (in full, so that a report can say which; parity is phase & 1)
     A phase completes when pending and tx are both zero: phase goes up by one, pending becomes expected.
     """
 
@@ -37,8 +37,7 @@ class MBarrier:
 
     @classmethod
     def init(cls, count: int) -> "MBarrier":
-        """mbarrier.init: phase 0, pending = expected = count, tx-count 0. Raises HwError for a count outside 1 ..
-        2^20-1."""
+        """mbarrier.init: phase 0, pending = expected = count, tx-count 0. Raises HwError unless 1 <= count < 2^20."""
         if not 1 <= count <= MAX_COUNT:
             raise HwError(f"mbarrier.init: count {count}, accepted 1 to {MAX_COUNT}")
         return cls(count, count)

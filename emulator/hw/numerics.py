@@ -6,9 +6,8 @@ model here, "fused", is the one that MMA-Sim (arXiv 2511.10909) reports bit-exac
 
   1. products a_k b_k are exact, and are not normalised: the exponent of a product is e(a_k) + e(b_k);
   2. all K products and c are aligned to the largest exponent E among them and cut towards zero at bit 2^(E - 25);
-  subnormals
-     count with the smallest normal exponent of their format, a product of zero does not count, c of zero counts as
-     2^-126;
+     subnormals count with the smallest normal exponent of their format, a product of zero does not count, c of zero
+     counts as 2^-126;
   3. the cut terms are added exactly;
   4. the sum is cut towards zero to fp32 (subnormals kept); with an fp16 result it is rounded to nearest even instead.
 
@@ -101,7 +100,7 @@ def dot_accumulate(a, b, c, kind: str = "bf16", model: str = "fused", out: str =
         plain = None if finite else a.astype(np.float64) @ b.astype(np.float64) + c
         if not finite:
             a, b, c = (np.where(np.isfinite(x), x, np.float32(0)) for x in (a, b, c))
-        total = _fused(a, b, c, kind) if model == "fused" else _exact(a, b, c)
+        total = _fused(a, b, c, kind, out) if model == "fused" else _exact(a, b, c)
         result = _round(total, out, truncate=model == "fused")
     if plain is not None:
         special = ~np.isfinite(plain)
@@ -111,25 +110,22 @@ def dot_accumulate(a, b, c, kind: str = "bf16", model: str = "fused", out: str =
 
 
 def _nan(out):
-    return (
-        np.array(0x7FFFFFFF, np.uint32).view(np.float32)
-        if out == "f32"
-        else np.array(0x7FFF, np.uint16).view(np.float16)
-    )
+    bits = np.array(0x7FFFFFFF, np.uint32) if out == "f32" else np.array(0x7FFF, np.uint16)
+    return bits.view(np.float32 if out == "f32" else np.float16)
 
 
-def _alignment(a, b, c, kind):
+def _alignment(a, b, c, kind, out="f32"):
     """Exponent E of the leading term per output element, int32 [..., M, N]."""
     ea, eb = _exponents(a, KINDS[kind], _NEVER), _exponents(b, KINDS[kind], _NEVER)
-    top = _exponents(c, -126, -126)
+    top = _exponents(c, -14 if out == "f16" else -126, -126)
     for k in range(a.shape[-1]):
         np.maximum(top, ea[..., :, k, None] + eb[..., None, k, :], out=top)
     return top
 
 
-def _fused(a, b, c, kind):
+def _fused(a, b, c, kind, out):
     """Steps 1 to 3 of the model, in float64 (exact: every term is a multiple of 2^(E-25) below 2^(E+2))."""
-    top = _alignment(a, b, c, kind)
+    top = _alignment(a, b, c, kind, out)
     up = np.ldexp(1.0, FRACTION_BITS - top)
     a64, b64 = a.astype(np.float64), b.astype(np.float64)
     total = np.trunc(c * up)
@@ -161,7 +157,7 @@ def _round(total, out, truncate):
 
 
 def dot_error_bound(a, b, c, kind: str = "bf16") -> np.ndarray:
-    """Bound on |fused - exact real sum| for one instruction, float64 [..., M, N].
+    """Bound on |fused - exact real sum| for one instruction with an fp32 result, float64 [..., M, N].
 
     Each of the K + 1 terms loses less than 2^(E-25), and the cut to fp32 loses less than 2^-23 of the result or one
     subnormal step 2^-149. The result is at most |exact| + (K + 1) 2^(E-25), so the bound is

@@ -49,10 +49,9 @@ def split_address(taddr: int) -> tuple[int, int]:
 class Fragment:
     """Where the registers of one tcgen05.ld or .st lie, relative to the lane and column of its address.
 
-    lane, column  int [registers, 32]: register r of thread t is the 32-bit cell (lane[r, t], column[r, t])
-    packed        False; or True with .pack::16b / .unpack::16b: the low half of the register is the low 16 bits of that
-    cell
-                  and its high half the low 16 bits of the cell one column to the right
+    lane, column    int [registers, 32]: register r of thread t is the 32-bit cell (lane[r, t], column[r, t])
+    packed          False; or True with .pack::16b / .unpack::16b: the low half of the register is the low 16 bits of
+                    that cell and its high half the low 16 bits of the cell one column to the right
     lanes, columns  extent touched, from the address on: 16 or 32 lanes; the number of columns
     """
 
@@ -168,8 +167,7 @@ class Allocator:
         return start
 
     def dealloc(self, taddr: int, columns: int) -> None:
-        """Free an allocation: address and size must be those of one alloc. Raises HwError, naming a double free as
-        such."""
+        """Free one allocation, given its address and size. Raises HwError otherwise, naming a double free as such."""
         self._check_size("dealloc", columns)
         _, column = split_address(taddr)
         if int(taddr) >> 16 or column not in self.live:

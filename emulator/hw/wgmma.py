@@ -44,11 +44,10 @@ def _thread():
 
 @functools.lru_cache(maxsize=64)
 def d_layout(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """(row, column) of each 32-bit accumulator element, int [N/2, 128] (figure "WGMMA .m64nNk16 register fragment
-    layout for D").
+    """(row, column) of each 32-bit accumulator element, int [N/2, 128] (figure of the m64nNk16 fragment for D).
 
-    Element i of a thread: row 16 warp + group + 8 (i / 2 % 2), column 8 (i / 4) + 2 (thread % 4) + i % 2. With an fp16
-    D, register r holds elements 2r (low half) and 2r + 1.
+    Element i of a thread: row 16 warp + group + 8 (i / 2 % 2), column 8 (i / 4) + 2 (thread % 4) + i % 2.
+    With an fp16 D, register r holds elements 2r (low half) and 2r + 1.
     """
     warp, group, quad = _thread()
     i = np.arange(n // 2)[:, None]
@@ -59,9 +58,10 @@ def d_layout(n: int) -> tuple[np.ndarray, np.ndarray]:
 def a_layout(kind: str) -> tuple[np.ndarray, np.ndarray]:
     """(row, k) of each element of A in registers, int [elements, 128].
 
-    16-bit kinds: 8 elements in 4 registers, element e in half e % 2 of register e / 2; row 16 warp + group + 8 (e / 2 %
-    2), k 2 (thread % 4) + e % 2 + 8 (e / 4). tf32: 4 elements, one a register; row 16 warp + group + 8 (e % 2), k
-    thread % 4 + 4 (e / 2).
+    16-bit kinds, 8 elements in 4 registers, element e in half e % 2 of register e / 2:
+        row 16 warp + group + 8 (e / 2 % 2), k 2 (thread % 4) + e % 2 + 8 (e / 4)
+    tf32, 4 elements, one a register:
+        row 16 warp + group + 8 (e % 2), k thread % 4 + 4 (e / 2)
     """
     warp, group, quad = _thread()
     if kind == "tf32":

@@ -144,6 +144,16 @@ def test_fp16_result_rounds_to_nearest_even():
     assert d[0, 0] == np.float16(1 + 2.0**-9)
 
 
+def test_fp16_subnormal_accumulator_counts_as_a_normal():
+    """c = 2^-24 stands with exponent -14, so a product of 2^-40 is below its bit 2^-39 and is cut; 2^-39 is kept."""
+    a = np.float32([[2.0**-20, -(2.0**-20)]] * 2)
+    b = np.float32([[2.0**-20, 2.0**-19]] * 2) * np.float32([[1, 1], [0, 0]])
+    c = np.full((2, 2), 2.0**-24, np.float16)
+    assert dot_accumulate(a, b, c, "f16", out="f16").tolist() == [[2.0**-24] * 2] * 2
+    one_cut, one_kept = numerics._fused(a, b, c.astype(np.float32), "f16", "f16")[0]
+    assert (one_cut, one_kept) == (2.0**-24, 2.0**-24 + 2.0**-39)
+
+
 def test_tf32_ignores_its_low_13_bits():
     a = np.uint32([[0x3F801FFF]]).view(np.float32)
     assert dot_accumulate(a, np.float32([[1.0]]), None, "tf32")[0, 0] == 1.0

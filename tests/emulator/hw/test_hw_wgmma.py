@@ -1,9 +1,9 @@
-"""wgmma and mma.sync: fragments against CuTe and against the manual's figures, products against matmul."""
+"""wgmma: fragments against CuTe and the figures, products against matmul; the fragments of mma.sync against CuTe."""
 
 import numpy as np
 import pytest
 
-from emulator.hw import HwError, HwUnsupported, mma_sync, wgmma
+from emulator.hw import HwError, HwUnsupported, wgmma
 from emulator.hw.numerics import dot_accumulate, to_bf16_bits, widen
 
 
@@ -112,34 +112,14 @@ def test_imm_scale():
         wgmma.mma(z, z, None, "bf16", scale_d=False, scale_a=0)
 
 
-WARP = [("bf16", 16, "warp"), ("bf16", 8, "warp/k8"), ("tf32", 8, "warp/tf32k8"), ("tf32", 4, "warp/tf32k4")]
+@pytest.mark.parametrize(
+    "k, bits, name", [(16, 16, "warp"), (8, 16, "warp/k8"), (8, 32, "warp/tf32k8"), (4, 32, "warp/tf32k4")]
+)
+def test_mma_sync_fragments_are_cutes(cute90, k, bits, name):
+    """The engine's mma.sync handler has its own index arrays, [lane, element]; CuTe numbers A row + 16 k, B n + 8 k."""
+    from emulator.ops.mma import _fragment
 
-
-@pytest.mark.parametrize("kind, k, name", WARP)
-def test_mma_sync_fragments_are_cutes(cute90, kind, k, name):
-    row, col = mma_sync.a_layout(kind, k)
-    assert np.array_equal((row + 16 * col).T, cute90[f"{name}/A"])
-    rows, n = mma_sync.b_layout(kind, k)
-    assert np.array_equal((n + 8 * rows).T, cute90[f"{name}/B"])
-    row, col = mma_sync.c_layout()
-    assert np.array_equal((row + 16 * col).T, cute90["warp/C"])
-
-
-@pytest.mark.parametrize("kind, k, _", WARP)
-def test_mma_sync(kind, k, _):
-    """Registers filled lane by lane from known matrices give the rows and columns of A @ B + C."""
-    rng = np.random.default_rng(2)
-    a, b, c = (rng.integers(-8, 8, s).astype(np.float32) for s in ((3, 16, k), (3, k, 8), (3, 16, 8)))
-
-    def registers(m, layout):
-        bits = to_bf16_bits(m).astype(np.uint32) if kind == "bf16" else m.view(np.uint32)
-        e = bits[:, layout[0], layout[1]]
-        return e[:, 0::2] | e[:, 1::2] << 16 if kind == "bf16" else e
-
-    row, col = mma_sync.c_layout()
-    d = mma_sync.mma(
-        registers(a, mma_sync.a_layout(kind, k)), registers(b, mma_sync.b_layout(kind, k)), c[:, row, col], kind, k
-    )
-    assert np.array_equal(d, (a @ b + c)[:, row, col])
-    with pytest.raises(HwUnsupported, match="m16n8k32"):
-        mma_sync.a_layout(kind, 32)
+    (row, col), (rows, n), (c_row, c_col) = _fragment(k, bits)
+    assert np.array_equal(row + 16 * col, cute90[f"{name}/A"])
+    assert np.array_equal(n + 8 * rows, cute90[f"{name}/B"])
+    assert np.array_equal(c_row + 16 * c_col, cute90["warp/C"])
