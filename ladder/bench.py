@@ -8,6 +8,7 @@ machine's noise is worth. A cell is in its records before the next is begun.
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +24,13 @@ from ladder.cells import draw, floor_ms, problem_of, seed_for
 from ladder.loader import LoadedRung, load
 from ladder.manifest import Cell, Ladder, ManifestError, Rung
 from ladder.telemetry import Telemetry
-from ladder.timing import CaptureError, CudaTimer, outputs_of
+from ladder.timing import CaptureError, CudaTimer, ReplayError, outputs_of, worst_row
 
 MIN_ROUNDS, MAX_ROUNDS = 15, 41
 EAGER_ROUNDS = 7
 SETS = 3  # input sets, taken in turn
 AGREE = 0.1  # worst row by which two callees may differ: several times what the error budget lets two right ones differ
+SYNC_MS = 0.05  # what waiting for the device may add to a call
 
 
 @dataclass
@@ -166,17 +168,23 @@ class Run:
         """Fill every callee's samples for one cell; returns the number of rounds."""
         sets = [draw(cell, seed_for(self.options.seed, *cell.key, i), self.timer.device) for i in range(SETS)]
         expected: list[list[torch.Tensor]] = []
+        first_set = sets[0].clone()
         for callee in self.callees:
             try:
                 self._prepare(callee, sets, expected)
+                if callee.must_agree:
+                    self._remembers_nothing(callee, sets, first_set, expected[1])
             except CalleeError as error:
                 callee.error = str(error)
             except Exception as error:  # a callee's failure is its own row, not the run's end
                 callee.error = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ready = [c for c in self.callees if not c.error]
-        del expected
+        del expected, first_set
         with Telemetry(self.timer.device.index or 0) as self.telemetry:
             rounds = self._rounds(ready) if ready else 0
+        for callee in ready:
+            if callee.must_agree and (reason := escaped_work(callee)):
+                callee.error = reason
         if self.options.stages:
             for role in self.roles:
                 if role.subject in ready:
@@ -199,8 +207,24 @@ class Run:
             raise CalleeError(f"another kernel ran: {', '.join(absent)} expected, launched {', '.join(callee.launched)[:200]}")
         try:
             callee.replays = [self.timer.capture(call) for call in callee.calls]
+        except ReplayError as error:
+            if callee.must_agree:
+                raise CalleeError(str(error)) from None
+            callee.replays, callee.why_eager = [], str(error)
         except CaptureError as error:
             callee.replays, callee.why_eager = [], str(error)
+
+    def _remembers_nothing(self, callee: Callee, sets: Sequence[Any], first_set: Any, other: list[torch.Tensor]) -> None:
+        """New values at known addresses give the new answer; else repeated rounds would time a cache."""
+        tensors = sets[0].tensors
+        try:
+            for name, t in tensors.items():
+                t.copy_(sets[1].tensors[name])
+            if (difference := worst_row(outputs_of(callee.calls[0]()), other)) > AGREE:
+                raise CalleeError(f"new values in the same input tensors give an old answer: a row differs by {difference:.2g}")
+        finally:
+            for name, t in tensors.items():
+                t.copy_(first_set.tensors[name])
 
     def _rounds(self, callees: list[Callee]) -> int:
         """Device time, then eager wall time, of all callees in every round, each round in a new random order."""
@@ -263,16 +287,11 @@ class Run:
         }  # fmt: skip
 
 
-def worst_row(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Largest row difference (L2, over the RMS row norm) among matching tensors; infinite for NaN or other shapes."""
-    worst = 0.0
-    if len(outputs) != len(expected):
-        return float("inf")
-    for a, b in zip(outputs, expected):
-        if a.shape != b.shape:
-            return float("inf")
-        difference = (a.float() - b.float()).square().sum(-1)
-        scale = b.float().square().sum(-1).mean().clamp_min(1e-30)
-        error = float((difference.max() / scale).sqrt())
-        worst = max(worst, error if error == error else float("inf"))
-    return worst
+def escaped_work(callee: Callee) -> str | None:
+    """Whether a callee timed by events keeps the device busy long after them: then its work is on another stream."""
+    if callee.clock != "events" or not callee.eager:
+        return None
+    inside, until_idle = statistics.median(callee.samples), statistics.median(callee.eager)
+    if until_idle - inside > SYNC_MS + 0.5 * until_idle:
+        return f"work escapes the events: {inside:.3f} ms between them, {until_idle:.3f} ms until the device is idle"
+    return None

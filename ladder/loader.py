@@ -9,6 +9,8 @@ A rung becomes a package of its own, named after its folder and its instance, so
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -61,19 +63,26 @@ def _load(folder: Path, instance: int) -> LoadedRung:
     path = folder / "kernel.py"
     if not path.is_file():
         raise LoadError(f"{folder.name}: kernel.py is missing from {folder}")
-    package = f"{PREFIX}{folder.name.replace('-', '_')}_{instance}"
+    place = hashlib.sha256(str(folder).encode()).hexdigest()[:8]  # two checkouts may hold folders of one name
+    package = f"{PREFIX}{folder.name.replace('-', '_')}_{place}_{instance}"
     try:
         _package(package, folder)
         with _siblings(package, folder):
             module = importlib.import_module(f"{package}.kernel")
     except Exception as error:
-        for name in [n for n in sys.modules if n == package or n.startswith(package + ".")]:
-            del sys.modules[name]
+        _forget(package)
         raise LoadError(f"{folder.name}: kernel.py cannot be imported: {type(error).__name__}: {error}") from error
     if missing := [name for name in EXPORTS if not hasattr(module, name)]:
+        _forget(package)
         raise LoadError(f"{folder.name}: kernel.py does not export {', '.join(missing)}, accepted: {', '.join(EXPORTS)}")
     return LoadedRung(folder.name, folder, instance, module, tuple(module.STAGES), module.unsupported, module.chunk_kda,
                       tuple(module.UNITS))  # fmt: skip
+
+
+def _forget(package: str) -> None:
+    """Drop a half-imported rung, so that the mended one can be imported."""
+    for name in [n for n in sys.modules if n == package or n.startswith(package + ".")]:
+        del sys.modules[name]
 
 
 def _package(name: str, folder: Path) -> None:
