@@ -18,8 +18,9 @@ def test_phase_completes_with_the_last_arrival():
     assert not b.test_parity(0) and b.pending == 1
     b.arrive()
     assert b.test_parity(0) and not b.test_parity(1) and b.pending == 3 and b.phase == 1
-    b.arrive(3)
-    assert b.phase == 2 and b.test_parity(1)
+    for phase in range(2, 6):
+        b.arrive(3)
+        assert b.phase == phase and b.pending == 3 and b.test_parity(phase % 2 ^ 1) and not b.test_parity(phase % 2)
 
 
 def test_tx_holds_the_phase():
