@@ -100,7 +100,9 @@ def _lines(path: Path, own_name: re.Pattern[str]) -> list[str] | None:
     return own_name.sub("<this rung>", text).splitlines()
 
 
-def _compare(rel: Path, old: Path, new: Path, old_name: re.Pattern[str], new_name: re.Pattern[str]) -> FileChange | None:
+def _compare(
+    rel: Path, old: Path, new: Path, old_name: re.Pattern[str], new_name: re.Pattern[str]
+) -> FileChange | None:
     name = rel.as_posix()
     before = _lines(old / rel, old_name) if (old / rel).is_file() else []
     after = _lines(new / rel, new_name) if (new / rel).is_file() else []
@@ -161,7 +163,9 @@ def notes_mismatch(number: int, root: Path = ROOT) -> list[str]:
     real = {f.name: f.kind for f in diff.files}
     wrong = [f"{NOTES} does not list `{name}`, which is {kind}" for name, kind in real.items() if name not in listed]
     wrong += [f"{NOTES} lists `{name}`, which does not differ from the parent" for name in listed if name not in real]
-    wrong += [f"{NOTES} lists `{name}` {listed.count(name)} times" for name in dict.fromkeys(listed) if listed.count(name) > 1]
+    wrong += [
+        f"{NOTES} lists `{name}` {listed.count(name)} times" for name in dict.fromkeys(listed) if listed.count(name) > 1
+    ]
     return wrong
 
 

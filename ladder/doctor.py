@@ -18,7 +18,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 @dataclass(frozen=True)
 class Finding:
-    """kind "part": something this machine has or lacks. kind "job": something the ladder does, and whether it will here."""
+    """kind "part": something this machine has or lacks. kind "job": something the ladder does, and if it will here."""
 
     kind: str
     name: str
@@ -34,22 +34,35 @@ def findings() -> list[Finding]:
 
 
 _PACKAGES = (
-    ("Triton", "triton", "triton"), ("flash-linear-attention", "fla-core", "fla"), ("CuTe DSL", "nvidia-cutlass-dsl", "cutlass"),
-    ("TVM-FFI", "apache-tvm-ffi", "tvm_ffi"), ("cuobjdump", "nvidia-cuda-cuobjdump", None), ("NVML", "nvidia-ml-py", "pynvml"),
-    ("SentryWard", "sentryward", "sentryward"), ("cudnn frontend", "nvidia-cudnn-frontend", "cudnn"),
+    ("Triton", "triton", "triton"),
+    ("flash-linear-attention", "fla-core", "fla"),
+    ("CuTe DSL", "nvidia-cutlass-dsl", "cutlass"),
+    ("TVM-FFI", "apache-tvm-ffi", "tvm_ffi"),
+    ("cuobjdump", "nvidia-cuda-cuobjdump", None),
+    ("NVML", "nvidia-ml-py", "pynvml"),
+    ("SentryWard", "sentryward", "sentryward"),
+    ("cudnn frontend", "nvidia-cudnn-frontend", "cudnn"),
     ("kernel-fun", None, "kernel_fun"),  # no distribution on PyPI: built from source
-)  # fmt: skip
+)
 _COMMON = ("Python", "torch", "Triton", "flash-linear-attention")
 _JOBS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("compile every rung", (*_COMMON, "C compiler", "CuTe DSL", "cuobjdump"), "no GPU needed"),
-    ("check, emulated on the CPU", (*_COMMON, "C compiler", "CuTe DSL", "TVM-FFI"), "small cases; stream, graph and memory checks need a GPU"),
+    (
+        "check, emulated on the CPU",
+        (*_COMMON, "C compiler", "CuTe DSL", "TVM-FFI"),
+        "small cases; stream, graph and memory checks need a GPU",
+    ),
     ("check on the GPU", (*_COMMON, "GPU", "TVM-FFI"), "rungs of this GPU's architecture, all cases"),
     ("bench", (*_COMMON, "GPU", "TVM-FFI", "NVML"), "against the parent, and fla as a rival"),
-    ("bench with the cudnn rival", (*_COMMON, "GPU", "TVM-FFI", "NVML", "cudnn frontend"), "else its rows say why it is absent"),
+    (
+        "bench with the cudnn rival",
+        (*_COMMON, "GPU", "TVM-FFI", "NVML", "cudnn frontend"),
+        "else its rows say why it is absent",
+    ),
     ("verify", ("Python", "C compiler", "CuTe DSL", "SentryWard"), "proofs on sm_100a PTX"),
     ("report", ("Python",), "terminal, page and README, from the committed records"),
     ("the page's browser test", ("Python", "browser"), "else skipped"),
-)  # fmt: skip
+)
 
 
 def _job(name: str, needs: tuple[str, ...], have: dict[str, Finding], note: str) -> Finding:
@@ -65,7 +78,9 @@ def _python() -> Finding:
 
 def _compiler() -> Finding:
     path = next((p for name in ("cc", "gcc", "clang") if (p := shutil.which(name))), None)
-    return Finding("part", "C compiler", path is not None, _first_line([path, "--version"]) if path else "no cc, gcc or clang")
+    return Finding(
+        "part", "C compiler", path is not None, _first_line([path, "--version"]) if path else "no cc, gcc or clang"
+    )
 
 
 def _make() -> Finding:
@@ -88,15 +103,28 @@ def _gpu() -> Finding:
         return Finding("part", "GPU", False, "torch is not installed")
     import torch
 
-    driver = _first_line(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]) if shutil.which("nvidia-smi") else ""
+    driver = (
+        _first_line(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+        if shutil.which("nvidia-smi")
+        else ""
+    )
     if not torch.cuda.is_available():
-        why = f"{driver}, but this torch is a CPU build" if driver and not torch.version.cuda else driver or "no NVIDIA driver"
+        why = (
+            f"{driver}, but this torch is a CPU build"
+            if driver and not torch.version.cuda
+            else driver or "no NVIDIA driver"
+        )
         return Finding("part", "GPU", False, f"none usable ({why})")
     major, minor = torch.cuda.get_device_capability()
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     more = f", {torch.cuda.device_count()} GPUs" if torch.cuda.device_count() > 1 else ""
     version = driver.rsplit(",", 1)[-1].strip() if driver else "unknown"
-    return Finding("part", "GPU", True, f"{torch.cuda.get_device_name()} (sm_{major}{minor}, {memory:.0f} GiB, driver {version}{more})")
+    return Finding(
+        "part",
+        "GPU",
+        True,
+        f"{torch.cuda.get_device_name()} (sm_{major}{minor}, {memory:.0f} GiB, driver {version}{more})",
+    )
 
 
 def _package(name: str, distribution: str | None, module: str | None) -> Finding:
@@ -119,7 +147,9 @@ def browser() -> str | None:
 
 def _browser() -> Finding:
     path = browser()
-    return Finding("part", "browser", path is not None, _first_line([path, "--version"]) if path else "no Chromium found")
+    return Finding(
+        "part", "browser", path is not None, _first_line([path, "--version"]) if path else "no Chromium found"
+    )
 
 
 def _first_line(command: list[str]) -> str:
@@ -148,8 +178,17 @@ def _print(found: list[Finding]) -> None:
 
     from ladder.show import out
 
-    for kind, title, words in (("part", "This machine", ("yes", "no")), ("job", "What runs here", ("runs", "does not"))):
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    for kind, title, words in (
+        ("part", "This machine", ("yes", "no")),
+        ("job", "What runs here", ("runs", "does not")),
+    ):
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
+        )
         for f in (f for f in found if f.kind == kind):
-            table.add_row(Text(words[0], "green") if f.ok else Text(words[1], "yellow"), f.name, Text(f.detail, "" if f.ok else "dim"))
+            table.add_row(
+                Text(words[0], "green") if f.ok else Text(words[1], "yellow"),
+                f.name,
+                Text(f.detail, "" if f.ok else "dim"),
+            )
         out.print(table)

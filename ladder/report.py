@@ -47,13 +47,18 @@ def rows(records: Iterable[Record], ladder: Ladder, stale: Stale | None = None) 
     chosen: dict[tuple, tuple[Record, int]] = {}
     for rec in sorted(_of_kind(records, "bench", ladder), key=lambda r: (why(r) is None, _date(r))):
         for index, cell in enumerate(rec["cells"]):
-            chosen[(rec["number"], rec["device"].get("name"), cell["case"], cell["regime"], cell["form"])] = (rec, index)
+            chosen[(rec["number"], rec["device"].get("name"), cell["case"], cell["regime"], cell["form"])] = (
+                rec,
+                index,
+            )
     judged: dict[int, list[Row]] = {}
     out = []
     for rec, index in chosen.values():
         if id(rec) not in judged:
             judged[id(rec)] = bench_rows(rec, why(rec))
-        out.append(judged[id(rec)][index] | _more(rec, rec["cells"][index], ladder) | _against_rivals(judged[id(rec)][index]))
+        out.append(
+            judged[id(rec)][index] | _more(rec, rec["cells"][index], ladder) | _against_rivals(judged[id(rec)][index])
+        )
     return sorted(out, key=lambda row: _order(row, ladder))
 
 
@@ -75,7 +80,9 @@ def check_rows(records: Iterable[Record], ladder: Ladder, stale: Stale | None = 
             ran = any(r["outcome"] != "not run" for r in found)
             if ran or before is None or (why(before[0]) is not None and why(rec) is None):
                 groups[key] = (rec, found)
-    return [_check_row(key, rec, found, why(rec)) for key, (rec, found) in sorted(groups.items(), key=lambda x: x[0][:3])]
+    return [
+        _check_row(key, rec, found, why(rec)) for key, (rec, found) in sorted(groups.items(), key=lambda x: x[0][:3])
+    ]
 
 
 def overall(records: Iterable[Record], ladder: Ladder, stale: Stale | None = None) -> dict[tuple[int, str], Row]:
@@ -88,9 +95,16 @@ def overall(records: Iterable[Record], ladder: Ladder, stale: Stale | None = Non
     out = {}
     for key, rec in best.items():
         whole = stats.judge(rec["cells"])[1]
-        out[key] = {"ratio": whole.rung.ratio, "interval": [whole.rung.low, whole.rung.high], "noise": whole.noise,
-                    "verdict": whole.verdict, "lost": list(whole.lost), "cells": len(rec["cells"]), "date": rec["date"],
-                    "complete": rec.get("complete", True)}  # fmt: skip
+        out[key] = {
+            "ratio": whole.rung.ratio,
+            "interval": [whole.rung.low, whole.rung.high],
+            "noise": whole.noise,
+            "verdict": whole.verdict,
+            "lost": list(whole.lost),
+            "cells": len(rec["cells"]),
+            "date": rec["date"],
+            "complete": rec.get("complete", True),
+        }
     return out
 
 
@@ -157,22 +171,34 @@ def _order(row: Row, ladder: Ladder) -> tuple:
     def place(value: str, known: Sequence[str]) -> tuple[int, str]:
         return (known.index(value) if value in known else len(known), value)
 
-    return (list(ladder.rungs).index(row["rung"]), str(row["device"]), place(row["form"], FORMS),
-            place(row["case"], list(ladder.cases)), place(row["regime"], REGIMES))  # fmt: skip
+    return (
+        list(ladder.rungs).index(row["rung"]),
+        str(row["device"]),
+        place(row["form"], FORMS),
+        place(row["case"], list(ladder.cases)),
+        place(row["regime"], REGIMES),
+    )
 
 
 def _more(rec: Record, cell: dict[str, Any], ladder: Ladder) -> Row:
     """What the page shows of a cell beyond the row that scripts get from `bench`."""
     eager = {name: statistics.median(times) for name, times in (cell.get("eager_ms") or {}).items() if times}
     return {
-        "status": ladder.rungs[rec["number"]].status, "parent": rec["parent"],
-        "parent_ms": statistics.median(cell["samples_ms"]["parent"]), "rounds": len(cell["samples_ms"]["rung"]),
+        "status": ladder.rungs[rec["number"]].status,
+        "parent": rec["parent"],
+        "parent_ms": statistics.median(cell["samples_ms"]["parent"]),
+        "rounds": len(cell["samples_ms"]["rung"]),
         "eager_ms": eager.get("rung"),
         "rivals_eager": {n: ms for n, ms in eager.items() if n not in ("rung", "parent", "control")},
-        "stages_ms": cell.get("stages_ms") or {}, "telemetry": cell.get("telemetry") or {},
-        "shape": cell.get("shape") or {}, "commit": rec.get("commit"), "dirty": rec.get("dirty"), "file": rec.get("file"),
+        "not_captured": cell.get("not_captured") or {},
+        "stages_ms": cell.get("stages_ms") or {},
+        "telemetry": cell.get("telemetry") or {},
+        "shape": cell.get("shape") or {},
+        "commit": rec.get("commit"),
+        "dirty": rec.get("dirty"),
+        "file": rec.get("file"),
         "complete": rec.get("complete", True),
-    }  # fmt: skip
+    }
 
 
 def _against_rivals(row: Row) -> Row:
@@ -181,17 +207,31 @@ def _against_rivals(row: Row) -> Row:
         return {"best_rival": None, "best_rival_ms": None, "speedup": None, "same_clock": None}
     name = min(row["rivals"], key=row["rivals"].__getitem__)
     ms = row["rivals"][name]
-    return {"best_rival": name, "best_rival_ms": ms, "speedup": ms / row["median_ms"],
-            "same_clock": row["rival_clocks"].get(name) == row["clock"]}  # fmt: skip
+    return {
+        "best_rival": name,
+        "best_rival_ms": ms,
+        "speedup": ms / row["median_ms"],
+        "same_clock": row["rival_clocks"].get(name) == row["clock"],
+    }
 
 
 def _check_row(key: tuple, rec: Record, found: list[Row], why: str | None) -> Row:
     counts = {o: sum(r["outcome"] == o for r in found) for o in ("passed", "failed", "not run")}
     outcome = "failed" if counts["failed"] else "passed" if counts["passed"] else "not run"
     reasons = dict.fromkeys(_located(r) for r in found if r["outcome"] == outcome and r.get("reason"))
-    return {"rung": key[0], "arch": key[1], "device": key[2], "property": key[3], "outcome": outcome, "runs": counts,
-            "reasons": list(reasons), "stale": bool(why), "stale_reason": why, "date": rec["date"],
-            "file": rec.get("file")}  # fmt: skip
+    return {
+        "rung": key[0],
+        "arch": key[1],
+        "device": key[2],
+        "property": key[3],
+        "outcome": outcome,
+        "runs": counts,
+        "reasons": list(reasons),
+        "stale": bool(why),
+        "stale_reason": why,
+        "date": rec["date"],
+        "file": rec.get("file"),
+    }
 
 
 def _located(row: Row) -> str:
@@ -199,8 +239,9 @@ def _located(row: Row) -> str:
     return f"{cell}: {row['reason']}" if cell and row["outcome"] == "failed" else row["reason"]
 
 
-def rung_summaries(records: Sequence[Record], ladder: Ladder, stale: Stale | None = None,
-                   table: Sequence[Row] | None = None) -> list[Row]:  # fmt: skip
+def rung_summaries(
+    records: Sequence[Record], ladder: Ladder, stale: Stale | None = None, table: Sequence[Row] | None = None
+) -> list[Row]:
     """One row per rung and device it was timed on (device None where never): what a ladder table shows."""
     table = rows(records, ladder, stale) if table is None else table
     whole, checks = overall(records, ladder, stale), check_rows(records, ladder, stale)
@@ -217,14 +258,26 @@ def _summary(rung: Rung, device: str | None, mine: list[Row], whole: Row | None,
     own = [c for c in checks if c["rung"] == rung.number]
     vs = {f: geomean(r["speedup"] for r in live if r["form"] == f and r["speedup"]) for f in FORMS}
     return {
-        "rung": rung.number, "name": rung.name, "slug": rung.slug, "parent": rung.parent, "idea": rung.idea,
-        "status": rung.status, "reason": rung.reason, "archs": list(rung.archs), "replaces": list(rung.replaces),
-        "device": device, "overall": whole, "speedup": vs, "cells": len(mine), "current": len(live),
-        "date": max((r["date"] for r in mine), default=None), "stale": bool(mine) and not live,
+        "rung": rung.number,
+        "name": rung.name,
+        "slug": rung.slug,
+        "parent": rung.parent,
+        "idea": rung.idea,
+        "status": rung.status,
+        "reason": rung.reason,
+        "archs": list(rung.archs),
+        "replaces": list(rung.replaces),
+        "device": device,
+        "overall": whole,
+        "speedup": vs,
+        "cells": len(mine),
+        "current": len(live),
+        "date": max((r["date"] for r in mine), default=None),
+        "stale": bool(mine) and not live,
         "stale_reason": next((r["stale_reason"] for r in mine if r["stale"]), None),
         "checks": {o: sum(c["outcome"] == o and not c["stale"] for c in own) for o in ("passed", "failed", "not run")},
         "checks_stale": sum(c["stale"] for c in own),
-    }  # fmt: skip
+    }
 
 
 def terminal(ladder: Ladder | None = None, console: Any = None, rungs: Collection[int] = ()) -> None:
@@ -273,5 +326,3 @@ def _ladder(root: Path = ROOT) -> Ladder:
     from ladder.manifest import load as load_ladder
 
     return load_ladder(root)
-
-

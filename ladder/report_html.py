@@ -40,10 +40,19 @@ def write(path: Path, ladder: Ladder) -> Path:
 
 def render(ladder: Ladder, stale: report.Stale | None = None, now: datetime | None = None) -> str:
     """The page's text. stale, now: as the records' own staleness and the clock say, unless given."""
-    env = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-                      trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    env = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     now = now or datetime.now(timezone.utc)
-    env.filters |= {"ms": report_plots.ms, "pct": lambda noise: f"±{100 * (noise - 1):.1f}%", "age": lambda d: report.age(d, now)}
+    env.filters |= {
+        "ms": report_plots.ms,
+        "pct": lambda noise: f"±{100 * (noise - 1):.1f}%",
+        "age": lambda d: report.age(d, now),
+    }
     return env.get_template("report.html.j2").render(context(ladder, stale, now))
 
 
@@ -56,25 +65,39 @@ def context(ladder: Ladder, stale: report.Stale | None, now: datetime) -> dict[s
     best = report.best(table, ladder, failing)
     commit, dirty = record_module.git_state(ladder.root)
     return {
-        "now": now, "commit": commit[:10] if commit else "no repository", "dirty": dirty, "problems": problems, "summaries": summaries,
+        "now": now,
+        "commit": commit[:10] if commit else "no repository",
+        "dirty": dirty,
+        "problems": problems,
+        "summaries": summaries,
         "devices": [_device(name, table, best, ladder, records) for name in report.devices(table)],
-        "checks": _matrix(checks), "failures": [c for c in checks if c["outcome"] == "failed"],
-        "records": _record_lines(records, ladder, stale), "failing": sorted(failing), "rungs": list(ladder.rungs.values()),
-    }  # fmt: skip
+        "checks": _matrix(checks),
+        "failures": [c for c in checks if c["outcome"] == "failed"],
+        "records": _record_lines(records, ladder, stale),
+        "failing": sorted(failing),
+        "rungs": list(ladder.rungs.values()),
+    }
 
 
 def _device(name: str, table: Sequence[Row], best: dict, ladder: Ladder, records: list[Row]) -> dict[str, Any]:
     mine = [r for r in table if r["device"] == name]
-    newest = max((r for r in records if r["kind"] == "bench" and r["device"].get("name") == name), key=lambda r: r["date"])
+    newest = max(
+        (r for r in records if r["kind"] == "bench" and r["device"].get("name") == name), key=lambda r: r["date"]
+    )
     forms = [f for f in FORMS if any(r["form"] == f for r in mine)]
     return {
-        "name": name, "anchor": "device-" + "".join(c if c.isalnum() else "-" for c in name), "arch": mine[0]["arch"],
+        "name": name,
+        "anchor": "device-" + "".join(c if c.isalnum() else "-" for c in name),
+        "arch": mine[0]["arch"],
         "about": {**newest["device"], "copy_gbps": newest.get("copy_gbps"), "date": newest["date"]},
-        "tiles": _tiles(mine, best), "forms": [_form(f, [r for r in mine if r["form"] == f], best, ladder) for f in forms],
-        "forests": _forests(mine, ladder), "rows": mine, "absent": _absent(mine),
+        "tiles": _tiles(mine, best),
+        "forms": [_form(f, [r for r in mine if r["form"] == f], best, ladder) for f in forms],
+        "forests": _forests(mine, ladder),
+        "rows": mine,
+        "absent": _absent(mine),
         "rivals": list(dict.fromkeys(n for r in mine for n in r["rivals"])),
         "other_clock": any(r["rival_clocks"].get(n) != r["clock"] for r in mine for n in r["rivals"]),
-    }  # fmt: skip
+    }
 
 
 def _absent(rows: Sequence[Row]) -> list[tuple[str, str, int]]:
@@ -92,25 +115,56 @@ def _tiles(rows: Sequence[Row], best: dict) -> list[dict[str, str]]:
     if against:
         worst = min(against, key=lambda b: b["speedup"])
         ahead = sum(b["speedup"] > 1 for b in against)
-        tiles.append({"value": f"{report.geomean(b['speedup'] for b in against):.2f}x", "label": f"the best rival, form {form}",
-                      "note": f"geometric mean of {len(against)} cells, best rung of each"})  # fmt: skip
+        tiles.append(
+            {
+                "value": f"{report.geomean(b['speedup'] for b in against):.2f}x",
+                "label": f"the best rival, form {form}",
+                "note": f"geometric mean of {len(against)} cells, best rung of each",
+            }
+        )
         for regime in REGIMES[:2]:
             part = [b["speedup"] for b in against if b["regime"] == regime]
             if part:
-                tiles.append({"value": f"{report.geomean(part):.2f}x", "label": f"the best rival, {regime} gates",
-                              "note": f"{len(part)} cells"})  # fmt: skip
-        tiles.append({"value": f"{ahead} of {len(against)}", "label": "cells ahead of every rival",
-                      "note": f"worst: {worst['case']} {worst['regime']}, {worst['speedup']:.2f}x of {worst['best_rival']}"})
+                tiles.append(
+                    {
+                        "value": f"{report.geomean(part):.2f}x",
+                        "label": f"the best rival, {regime} gates",
+                        "note": f"{len(part)} cells",
+                    }
+                )
+        tiles.append(
+            {
+                "value": f"{ahead} of {len(against)}",
+                "label": "cells ahead of every rival",
+                "note": f"worst: {worst['case']} {worst['regime']}, {worst['speedup']:.2f}x of {worst['best_rival']}",
+            }
+        )
     if top:
         near, far = (pick(top, key=lambda b: b["times_floor"]) for pick in (min, max))
-        tiles.append({"value": f"{near['times_floor']:.1f}–{far['times_floor']:.1f}x", "label": "the traffic floor",
-                      "note": f"nearest {near['case']} {near['regime']}, farthest {far['case']} {far['regime']}"})  # fmt: skip
+        tiles.append(
+            {
+                "value": f"{near['times_floor']:.1f}–{far['times_floor']:.1f}x",
+                "label": "the traffic floor",
+                "note": f"nearest {near['case']} {near['regime']}, farthest {far['case']} {far['regime']}",
+            }
+        )
     live = [r for r in rows if not r["stale"]]
     if live:
         noise = sorted(100 * (r["noise"] - 1) for r in live)
-        tiles.append({"value": f"±{noise[len(noise) // 2]:.1f}%", "label": "A/A noise, median of cells",
-                      "note": f"largest ±{noise[-1]:.1f}%"})  # fmt: skip
-    tiles.append({"value": f"{len(rows) - len(live)} of {len(rows)}", "label": "rows are stale", "note": "stale rows are in no average"})
+        tiles.append(
+            {
+                "value": f"±{noise[len(noise) // 2]:.1f}%",
+                "label": "A/A noise, median of cells",
+                "note": f"largest ±{noise[-1]:.1f}%",
+            }
+        )
+    tiles.append(
+        {
+            "value": f"{len(rows) - len(live)} of {len(rows)}",
+            "label": "rows are stale",
+            "note": "stale rows are in no average",
+        }
+    )
     return tiles
 
 
@@ -119,17 +173,47 @@ def _form(form: str, rows: Sequence[Row], best: dict, ladder: Ladder) -> dict[st
     cases = [c for c in dict.fromkeys((*ladder.cases, *(r["case"] for r in rows))) if any(r["case"] == c for r in rows)]
     regimes = [g for g in REGIMES if any(r["regime"] == g for r in rows)]
     top = {(b["case"], b["regime"]): b for b in best.values() if b["form"] == form and b["device"] == rows[0]["device"]}
-    limit = max([r["times_floor"] for r in rows] + [r["best_rival_ms"] / r["floor_ms"] for r in rows if r["best_rival"]] + [2]) * 1.7
+    limit = (
+        max(
+            [r["times_floor"] for r in rows]
+            + [r["best_rival_ms"] / r["floor_ms"] for r in rows if r["best_rival"]]
+            + [2]
+        )
+        * 1.7
+    )
     return {
-        "name": form, "regimes": regimes, "cases": cases,
-        "climbs": [(c, _shape(ladder, c), [(g, top[c, g]) for g in regimes if (c, g) in top],
-                    report_plots.climb([r for r in rows if r["case"] == c], rungs)) for c in cases],
-        "floors": [(g, report_plots.floors([r for r in rows if r["regime"] == g],
-                                           {c: b for (c, h), b in top.items() if h == g}, limit)) for g in regimes],
-        "heat": [(c, [_heat(top.get((c, g)), any(r["case"] == c and r["regime"] == g for r in rows)) for g in regimes]) for c in cases],
-        "heat_mean": [report.geomean(b["speedup"] for (_, h), b in top.items() if h == g and b["speedup"]) for g in regimes],
-        "rung_heat": _rung_heat(rows, rungs, cases, ladder), "stages": _stages(rows), "stage_names": _stage_names(rows),
-    }  # fmt: skip
+        "name": form,
+        "regimes": regimes,
+        "cases": cases,
+        "climbs": [
+            (
+                c,
+                _shape(ladder, c),
+                [(g, top[c, g]) for g in regimes if (c, g) in top],
+                report_plots.climb([r for r in rows if r["case"] == c], rungs),
+            )
+            for c in cases
+        ],
+        "floors": [
+            (
+                g,
+                report_plots.floors(
+                    [r for r in rows if r["regime"] == g], {c: b for (c, h), b in top.items() if h == g}, limit
+                ),
+            )
+            for g in regimes
+        ],
+        "heat": [
+            (c, [_heat(top.get((c, g)), any(r["case"] == c and r["regime"] == g for r in rows)) for g in regimes])
+            for c in cases
+        ],
+        "heat_mean": [
+            report.geomean(b["speedup"] for (_, h), b in top.items() if h == g and b["speedup"]) for g in regimes
+        ],
+        "rung_heat": _rung_heat(rows, rungs, cases, ladder),
+        "stages": _stages(rows),
+        "stage_names": _stage_names(rows),
+    }
 
 
 def _shape(ladder: Ladder, case: str) -> str:
@@ -143,14 +227,27 @@ def _shape(ladder: Ladder, case: str) -> str:
 def _heat(row: Row | None, timed: bool = True) -> dict[str, Any]:
     """A heat-map cell: its speed-up, its colour (win or loss) and how much of it."""
     if row is None or row["speedup"] is None:
-        return {"text": "", "side": "none", "share": 0, "note": ("no current row" if row is None else "no rival") if timed else "not timed",
-                "title": "", "stale": False}  # fmt: skip
+        return {
+            "text": "",
+            "side": "none",
+            "share": 0,
+            "note": ("no current row" if row is None else "no rival") if timed else "not timed",
+            "title": "",
+            "stale": False,
+        }
     share = min(1.0, abs(math.log(row["speedup"])) / math.log(HEAT_FULL))
-    title = (f"{row['name']} {report_plots.ms(row['median_ms'])} ms ({row['clock']}), {row['best_rival']} "
-             f"{report_plots.ms(row['best_rival_ms'])} ms ({row['rival_clocks'][row['best_rival']]})")  # fmt: skip
-    return {"text": f"{row['speedup']:.2f}x" + ("" if row["same_clock"] else "*"), "side": "win" if row["speedup"] > 1 else "loss",
-            "share": round(12 + 58 * share), "note": f"{row['rung']:03d} / {row['best_rival']}", "title": title,
-            "stale": row["stale"]}  # fmt: skip
+    title = (
+        f"{row['name']} {report_plots.ms(row['median_ms'])} ms ({row['clock']}), {row['best_rival']} "
+        f"{report_plots.ms(row['best_rival_ms'])} ms ({row['rival_clocks'][row['best_rival']]})"
+    )
+    return {
+        "text": f"{row['speedup']:.2f}x" + ("" if row["same_clock"] else "*"),
+        "side": "win" if row["speedup"] > 1 else "loss",
+        "share": round(12 + 58 * share),
+        "note": f"{row['rung']:03d} / {row['best_rival']}",
+        "title": title,
+        "stale": row["stale"],
+    }
 
 
 def _rung_heat(rows: Sequence[Row], rungs: list[int], cases: list[str], ladder: Ladder) -> dict[str, Any]:
@@ -160,7 +257,9 @@ def _rung_heat(rows: Sequence[Row], rungs: list[int], cases: list[str], ladder: 
     for n in rungs:
         own = {(r["case"], r["regime"]): r for r in rows if r["rung"] == n}
         mean = report.geomean(r["speedup"] for r in own.values() if r["speedup"] and not r["stale"])
-        lines.append({"rung": ladder.rungs[n], "cells": [_heat(own.get((c, g))) for c, gs in columns for g in gs], "mean": mean})
+        lines.append(
+            {"rung": ladder.rungs[n], "cells": [_heat(own.get((c, g))) for c, gs in columns for g in gs], "mean": mean}
+        )
     return {"columns": columns, "lines": lines}
 
 
@@ -184,8 +283,19 @@ def _forests(rows: Sequence[Row], ladder: Ladder) -> list[dict[str, Any]]:
     timed = [n for n in ladder.rungs if any(r["rung"] == n for r in rows)]
     out = []
     for i, n in enumerate(reversed(timed)):
-        plots = [(f, report_plots.forest(part)) for f in FORMS if (part := [r for r in rows if r["rung"] == n and r["form"] == f])]
-        out.append({"rung": ladder.rungs[n], "parent": ladder.parent(ladder.rungs[n]), "plots": plots, "open": i < OPEN_FORESTS})
+        plots = [
+            (f, report_plots.forest(part))
+            for f in FORMS
+            if (part := [r for r in rows if r["rung"] == n and r["form"] == f])
+        ]
+        out.append(
+            {
+                "rung": ladder.rungs[n],
+                "parent": ladder.parent(ladder.rungs[n]),
+                "plots": plots,
+                "open": i < OPEN_FORESTS,
+            }
+        )
     return out
 
 
@@ -197,7 +307,10 @@ def _matrix(checks: Sequence[Row]) -> dict[str, Any]:
     if named := {(k[0], k[2]) for k in columns if k[1] != "-"}:  # a property of the rung itself has no architecture
         columns = [k for k in columns if k[1] != "-" or (k[0], k[2]) not in named]
     at = {(c["property"], *place(c)): c for c in checks}
-    lines = [(p, [at.get((p, *k)) or at.get((p, k[0], "-", k[2])) for k in columns]) for p in dict.fromkeys(c["property"] for c in checks)]
+    lines = [
+        (p, [at.get((p, *k)) or at.get((p, k[0], "-", k[2])) for k in columns])
+        for p in dict.fromkeys(c["property"] for c in checks)
+    ]
     dates = [max(c["date"] for c in checks if place(c) == key) for key in columns]
     rungs = [(n, sum(c[0] == n for c in columns)) for n in dict.fromkeys(c[0] for c in columns)]
     return {"columns": columns, "rungs": rungs, "dates": dates, "lines": lines, "not_run": _not_run(checks)}
@@ -216,11 +329,23 @@ def _not_run(checks: Sequence[Row]) -> list[tuple[str, str, str, list[int]]]:
 
 def _record_lines(records: Sequence[Row], ladder: Ladder, stale: report.Stale | None) -> list[Row]:
     ask = report._stale_once(stale or (lambda r: record_module.stale(r, ladder)))
-    return [{"file": r["file"], "kind": r["kind"], "rung": r["rung"], "device": r["device"].get("name", "?"), "date": r["date"],
-             "stale": ask(r), "commit": (r.get("commit") or "–")[:10], "dirty": r.get("dirty"),
-             "complete": r.get("complete", True), "count": len(r.get("cells") or r.get("rows") or []),
-             "versions": r.get("versions") or {}, "seen": _telemetry(r.get("cells") or [])}
-            for r in reversed(records)]  # fmt: skip
+    return [
+        {
+            "file": r["file"],
+            "kind": r["kind"],
+            "rung": r["rung"],
+            "device": r["device"].get("name", "?"),
+            "date": r["date"],
+            "stale": ask(r),
+            "commit": (r.get("commit") or "–")[:10],
+            "dirty": r.get("dirty"),
+            "complete": r.get("complete", True),
+            "count": len(r.get("cells") or r.get("rows") or []),
+            "versions": r.get("versions") or {},
+            "seen": _telemetry(r.get("cells") or []),
+        }
+        for r in reversed(records)
+    ]
 
 
 def _telemetry(cells: Sequence[Row]) -> str:
@@ -238,4 +363,3 @@ def _telemetry(cells: Sequence[Row]) -> str:
 def _numbers(value: Any) -> list[float]:
     values = value if isinstance(value, list) else [value]
     return [v for v in values if isinstance(v, (int, float))]
-

@@ -22,10 +22,13 @@ class Svg:
         self.parts: list[str] = []
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str, title: str = "") -> None:
-        self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{css}">{_title(title)}</line>')
+        self.parts.append(
+            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{css}">{_title(title)}</line>'
+        )
 
     def rect(self, x: float, y: float, w: float, h: float, css: str, title: str = "") -> None:
-        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(w, 0.5):.1f}" height="{h:.1f}" class="{css}">{_title(title)}</rect>')
+        size = f'width="{max(w, 0.5):.1f}" height="{h:.1f}"'
+        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size} class="{css}">{_title(title)}</rect>')
 
     def circle(self, x: float, y: float, r: float, css: str, title: str = "") -> None:
         self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" class="{css}">{_title(title)}</circle>')
@@ -45,8 +48,10 @@ class Svg:
         self.path([(x, y - 5), (x + 5, y), (x, y + 5), (x - 5, y)], css, closed=True, title=title)
 
     def __str__(self) -> str:
-        return (f'<svg role="img" data-plot aria-label="{escape(self.label, quote=True)}" width="{self.width:g}" '
-                f'height="{self.height:g}" viewBox="0 0 {self.width:g} {self.height:g}">{"".join(self.parts)}</svg>')  # fmt: skip
+        return (
+            f'<svg role="img" data-plot aria-label="{escape(self.label, quote=True)}" width="{self.width:g}" '
+            f'height="{self.height:g}" viewBox="0 0 {self.width:g} {self.height:g}">{"".join(self.parts)}</svg>'
+        )
 
 
 def _title(text: str) -> str:
@@ -90,9 +95,11 @@ def _state(row: Row) -> str:
 def told(row: Row) -> str:
     """One mark in words."""
     state = _state(row)
-    return (f"{row['name']}{' (' + state + ')' if state else ''}, {row['case']} {row['regime']} {row['form']}: "
-            f"{ms(row['median_ms'])} ms ({row['clock']}), {row['times_floor']:.1f}x the floor, "
-            f"{row['ratio_to_parent']:.3f} of its parent's time, {row['verdict']}")  # fmt: skip
+    return (
+        f"{row['name']}{' (' + state + ')' if state else ''}, {row['case']} {row['regime']} {row['form']}: "
+        f"{ms(row['median_ms'])} ms ({row['clock']}), {row['times_floor']:.1f}x the floor, "
+        f"{row['ratio_to_parent']:.3f} of its parent's time, {row['verdict']}"
+    )
 
 
 def _mark(svg: Svg, x: float, y: float, row: Row, css: str, radius: float = 4) -> None:
@@ -148,7 +155,9 @@ def floors(rows: Sequence[Row], best: dict[str, Row], limit: float) -> str:
     cases = list(dict.fromkeys(r["case"] for r in rows))
     width, left, right, top, line = 640, 104, 76, 6, 26
     height = top + line * len(cases) + 26
-    svg = Svg(width, height, f"Multiple of the floor per case, regime {rows[0]['regime']}, form {rows[0]['form']}, log scale")
+    svg = Svg(
+        width, height, f"Multiple of the floor per case, regime {rows[0]['regime']}, form {rows[0]['form']}, log scale"
+    )
     x = LogScale(1, limit, left, width - right)
     for value in log_ticks(1, limit):
         svg.line(x(value), top, x(value), height - 22, "grid")
@@ -184,7 +193,9 @@ def forest(rows: Sequence[Row]) -> str:
     low, high = min(low / pad, 0.97), max(high * pad, 1.03)
     width, left, right, top, line = 640, 148, 58, 6, 20
     height = top + line * len(rows) + 26
-    svg = Svg(width, height, f"Time of {rows[0]['name']} over its parent's, form {rows[0]['form']}, with intervals and noise")
+    svg = Svg(
+        width, height, f"Time of {rows[0]['name']} over its parent's, form {rows[0]['form']}, with intervals and noise"
+    )
     x = LogScale(low, high, left, width - right)
     for value in _ratio_ticks(low, high):
         svg.line(x(value), top, x(value), height - 22, "grid one" if value == 1 else "grid")
@@ -213,7 +224,9 @@ def stages(rows: Sequence[Row], order: Sequence[str], limit: float) -> str:
     """One cell: each rung's stages laid end to end, in milliseconds from zero."""
     width, left, right, top, line = 420, 40, 48, 4, 22
     height = top + line * len(rows) + 24
-    svg = Svg(width, height, f"Time per stage of {rows[0]['case']} {rows[0]['regime']}, form {rows[0]['form']}, per rung")
+    svg = Svg(
+        width, height, f"Time per stage of {rows[0]['case']} {rows[0]['regime']}, form {rows[0]['form']}, per rung"
+    )
     scale = (width - left - right) / limit
     unit = next(u for e in range(-5, 6) for u in (1e1**e, 2 * 1e1**e, 5 * 1e1**e) if limit / u <= 5)
     for i in range(int(limit / unit) + 1):

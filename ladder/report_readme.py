@@ -45,10 +45,12 @@ def refreshed(text: str, ladder: Ladder, stale: report.Stale | None = None) -> s
     _check_markers(text)
     records, _ = report.load(ladder)
     table = report.rows(records, ladder, stale)
-    made = {name: make(records, table, ladder, stale) for name, make in TABLES.items() if f"<!-- ladder:{name} -->" in text}
+    made = {
+        name: make(records, table, ladder, stale) for name, make in TABLES.items() if f"<!-- ladder:{name} -->" in text
+    }
     for name, body in made.items():
         pattern = rf"(<!-- ladder:{name} -->\n).*?(<!-- /ladder:{name} -->)"
-        text = re.sub(pattern, lambda m: f"{m.group(1)}{body}\n{m.group(2)}", text, flags=re.S)
+        text = re.sub(pattern, lambda m, body=body: f"{m.group(1)}{body}\n{m.group(2)}", text, flags=re.S)
     return text
 
 
@@ -75,15 +77,34 @@ def rungs(records: Sequence[Row], table: Sequence[Row], ladder: Ladder, stale: r
     body = []
     for s in report.rung_summaries(records, ladder, stale, table):
         own = [r for r in table if r["rung"] == s["rung"] and r["device"] == s["device"] and not r["stale"]]
-        times = [next((ms(r["median_ms"]) for r in own if (r["case"], r["form"], r["regime"]) == (case, form, g)), "–")
-                 for g in REGIMES[:2]]  # fmt: skip
+        times = [
+            next((ms(r["median_ms"]) for r in own if (r["case"], r["form"], r["regime"]) == (case, form, g)), "–")
+            for g in REGIMES[:2]
+        ]
         whole, speedup = s["overall"], s["speedup"][form]
         idea = s["idea"] + (f" ({s['status']}: {s['reason']})" if s["reason"] else "")
-        body.append([f"[{s['name']}](ideas/{s['name']}/NOTES.md)", idea, s["status"], s["device"] or "not timed",
-                     f"{whole['ratio']:.3f} ({whole['verdict']})" if whole else "stale" if s["stale"] else "–", *times,
-                     f"{speedup:.2f}x" if speedup else "–", s["date"][:10] if s["date"] else "–"])  # fmt: skip
-    head = ["rung", "idea", "status", "timed on", "time / parent", *(f"{case} {form} {g}, ms" for g in REGIMES[:2]),
-            f"vs best rival, {form}", "date"]  # fmt: skip
+        body.append(
+            [
+                f"[{s['name']}](ideas/{s['name']}/NOTES.md)",
+                idea,
+                s["status"],
+                s["device"] or "not timed",
+                f"{whole['ratio']:.3f} ({whole['verdict']})" if whole else "stale" if s["stale"] else "–",
+                *times,
+                f"{speedup:.2f}x" if speedup else "–",
+                s["date"][:10] if s["date"] else "–",
+            ]
+        )
+    head = [
+        "rung",
+        "idea",
+        "status",
+        "timed on",
+        "time / parent",
+        *(f"{case} {form} {g}, ms" for g in REGIMES[:2]),
+        f"vs best rival, {form}",
+        "date",
+    ]
     return _markdown(head, body)
 
 
@@ -100,7 +121,9 @@ def rivals(records: Sequence[Row], table: Sequence[Row], ladder: Ladder, stale: 
             regimes = [g for g in REGIMES if any(k[1] == g for k in own)]
             cases = [c for c in ladder.cases if any(k[0] == c for k in own)]
             body = [[c, *(_versus(own.get((c, g))) for g in regimes)] for c in cases]
-            means = [report.geomean(b["speedup"] for (_, h), b in own.items() if h == g and b["speedup"]) for g in regimes]
+            means = [
+                report.geomean(b["speedup"] for (_, h), b in own.items() if h == g and b["speedup"]) for g in regimes
+            ]
             body.append(["geometric mean", *(f"**{m:.2f}x**" if m else "–" for m in means)])
             title = f"{device}, form `{form}`: ours / best rival in ms, and the rival's time over ours"
             parts.append(f"{title}\n\n{_markdown(['case', *regimes], body)}")
@@ -113,8 +136,10 @@ def _versus(row: Row | None) -> str:
     if row["speedup"] is None:
         return f"{ms(row['median_ms'])} ({row['rung']:03d}), no rival"
     other = "" if row["same_clock"] else f", by {row['rival_clocks'][row['best_rival']]}"
-    return (f"**{row['speedup']:.2f}x**: {ms(row['median_ms'])} ({row['rung']:03d}) / "
-            f"{ms(row['best_rival_ms'])} ({row['best_rival']}{other})")  # fmt: skip
+    return (
+        f"**{row['speedup']:.2f}x**: {ms(row['median_ms'])} ({row['rung']:03d}) / "
+        f"{ms(row['best_rival_ms'])} ({row['best_rival']}{other})"
+    )
 
 
 TABLES: dict[str, Callable[[Sequence[Row], Sequence[Row], Ladder, Any], str]] = {"rungs": rungs, "rivals": rivals}

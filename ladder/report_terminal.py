@@ -16,12 +16,24 @@ from ladder import report
 from ladder.manifest import FORMS, Ladder
 from ladder.show import out
 
-STYLE = {"win": "bold green", "loss": "bold red", "mixed": "yellow", "inside noise": "dim",
-         "passed": "green", "failed": "bold red", "not run": "dim"}  # fmt: skip
+STYLE = {
+    "win": "bold green",
+    "loss": "bold red",
+    "mixed": "yellow",
+    "inside noise": "dim",
+    "passed": "green",
+    "failed": "bold red",
+    "not run": "dim",
+}
 
 
-def show(ladder: Ladder, console: Console | None = None, rungs: Collection[int] = (), stale: Any = None,
-         now: datetime | None = None) -> None:  # fmt: skip
+def show(
+    ladder: Ladder,
+    console: Console | None = None,
+    rungs: Collection[int] = (),
+    stale: Any = None,
+    now: datetime | None = None,
+) -> None:
     """Print what the records say (cells and checks of `rungs`, all by default); stale rows are never summarised."""
     console, now = console or out, now or datetime.now(timezone.utc)
     records, problems = report.load(ladder)
@@ -31,7 +43,9 @@ def show(ladder: Ladder, console: Console | None = None, rungs: Collection[int] 
         return
     console.print(_ladder_table(report.rung_summaries(records, ladder, stale, table), now))
     if not table:
-        console.print("No timing recorded yet: `make rung N=1` on a machine with an NVIDIA GPU writes the first record.")
+        console.print(
+            "No timing recorded yet: `make rung N=1` on a machine with an NVIDIA GPU writes the first record."
+        )
     table = [r for r in table if not rungs or r["rung"] in rungs]
     for device in report.devices(table):
         for form in FORMS:
@@ -63,32 +77,78 @@ def milliseconds(value: float | None) -> str:
 
 
 def _ladder_table(summaries: list[dict], now: datetime) -> Table:
-    table = _table("The ladder", "rung", "status", "idea", "device", "time/parent", "verdict", "vs best rival", "checks",
-                   "age", right=("time/parent", "vs best rival", "age"))  # fmt: skip
+    table = _table(
+        "The ladder",
+        "rung",
+        "status",
+        "idea",
+        "device",
+        "time/parent",
+        "verdict",
+        "vs best rival",
+        "checks",
+        "age",
+        right=("time/parent", "vs best rival", "age"),
+    )
     for s in summaries:
         whole, checks = s["overall"], s["checks"]
         idea = escape(s["idea"]) + (f"\n[dim]{s['status']}: {escape(s['reason'])}[/dim]" if s["reason"] else "")
         ratio = f"{whole['ratio']:.3f} [{whole['interval'][0]:.3f}, {whole['interval'][1]:.3f}]" if whole else "–"
-        verdict = Text(whole["verdict"], STYLE[whole["verdict"]]) if whole else Text("stale" if s["stale"] else "–", "yellow")
+        verdict = (
+            Text(whole["verdict"], STYLE[whole["verdict"]]) if whole else Text("stale" if s["stale"] else "–", "yellow")
+        )
         told = " ".join(f"{n} {o}" for o, n in checks.items() if n) or ("stale" if s["checks_stale"] else "none")
-        table.add_row(s["name"], s["status"], idea, s["device"] or "–", ratio, verdict, factor(s["speedup"]["prod"]), told,
-                      report.age(s["date"], now) if s["date"] else "–")  # fmt: skip
+        table.add_row(
+            s["name"],
+            s["status"],
+            idea,
+            s["device"] or "–",
+            ratio,
+            verdict,
+            factor(s["speedup"]["prod"]),
+            told,
+            report.age(s["date"], now) if s["date"] else "–",
+        )
     return table
 
 
 def _cell_table(rows: list[dict], device: str, form: str, now: datetime) -> Table:
     rivals = list(dict.fromkeys(name for r in rows for name in r["rivals"]))
-    table = _table(f"{device}, form {form} (ms; ratio = time / parent's time)", "rung", "case", "regime", "clock", "median",
-                   "x floor", "ratio", "95% interval", "A/A", "verdict", *rivals, "age",
-                   right=("median", "x floor", "ratio", "95% interval", "A/A", *rivals, "age"))  # fmt: skip
+    table = _table(
+        f"{device}, form {form} (ms; ratio = time / parent's time)",
+        "rung",
+        "case",
+        "regime",
+        "clock",
+        "median",
+        "x floor",
+        "ratio",
+        "95% interval",
+        "A/A",
+        "verdict",
+        *rivals,
+        "age",
+        right=("median", "x floor", "ratio", "95% interval", "A/A", *rivals, "age"),
+    )
     for r in rows:
         verdict = Text("stale", "yellow") if r["stale"] else Text(r["verdict"], STYLE[r["verdict"]])
         low, high = r["interval"]
         others = [_rival(r, name) for name in rivals]
-        table.add_row(f"{r['rung']:03d}", r["case"], r["regime"], r["clock"], milliseconds(r["median_ms"]),
-                      f"{r['times_floor']:.1f}", f"{r['ratio_to_parent']:.3f}", f"{low:.3f} {high:.3f}",
-                      f"±{100 * (r['noise'] - 1):.1f}%", verdict, *others, report.age(r["date"], now),
-                      style="dim" if r["stale"] else None)  # fmt: skip
+        table.add_row(
+            f"{r['rung']:03d}",
+            r["case"],
+            r["regime"],
+            r["clock"],
+            milliseconds(r["median_ms"]),
+            f"{r['times_floor']:.1f}",
+            f"{r['ratio_to_parent']:.3f}",
+            f"{low:.3f} {high:.3f}",
+            f"±{100 * (r['noise'] - 1):.1f}%",
+            verdict,
+            *others,
+            report.age(r["date"], now),
+            style="dim" if r["stale"] else None,
+        )
     return table
 
 
@@ -101,8 +161,18 @@ def _rival(row: dict, name: str) -> str:
 
 def _check_table(checks: list[dict], now: datetime) -> Table:
     """One line per rung, architecture and place; what failed or did not run follows with its reason."""
-    table = _table("Checks", "rung", "arch", "where", "passed", "failed", "not run", "reason", "age",
-                   right=("passed", "failed", "not run", "age"))  # fmt: skip
+    table = _table(
+        "Checks",
+        "rung",
+        "arch",
+        "where",
+        "passed",
+        "failed",
+        "not run",
+        "reason",
+        "age",
+        right=("passed", "failed", "not run", "age"),
+    )
     for key in dict.fromkeys((c["rung"], c["arch"], c["device"]) for c in checks):
         mine = [c for c in checks if (c["rung"], c["arch"], c["device"]) == key]
         count = {o: sum(c["outcome"] == o for c in mine) for o in ("passed", "failed", "not run")}
@@ -111,9 +181,16 @@ def _check_table(checks: list[dict], now: datetime) -> Table:
         why += [f"not run: {reason}" for reason in sorted(skipped)]
         if any(c["stale"] for c in mine):
             why.insert(0, "stale")
-        table.add_row(f"{key[0]:03d}", key[1], key[2], str(count["passed"]),
-                      Text(str(count["failed"]), STYLE["failed"] if count["failed"] else "dim"), str(count["not run"]),
-                      escape("\n".join(why)), report.age(max(c["date"] for c in mine), now))  # fmt: skip
+        table.add_row(
+            f"{key[0]:03d}",
+            key[1],
+            key[2],
+            str(count["passed"]),
+            Text(str(count["failed"]), STYLE["failed"] if count["failed"] else "dim"),
+            str(count["not run"]),
+            escape("\n".join(why)),
+            report.age(max(c["date"] for c in mine), now),
+        )
     return table
 
 

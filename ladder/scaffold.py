@@ -152,7 +152,11 @@ def _last_line(node: yaml.Node) -> int:
 def append_rung(text: str, entry: dict) -> str:
     """ladder.yaml's text with one more entry at the end of `rungs`; every other line, comments included, unchanged."""
     document = yaml.compose(text)
-    rungs = next((v for k, v in document.value if k.value == "rungs"), None) if isinstance(document, yaml.MappingNode) else None
+    rungs = (
+        next((v for k, v in document.value if k.value == "rungs"), None)
+        if isinstance(document, yaml.MappingNode)
+        else None
+    )
     if not isinstance(rungs, yaml.SequenceNode) or rungs.flow_style or not rungs.value:
         raise ScaffoldError("ladder.yaml: `rungs` must be a block list (one `- ` per rung) with at least one entry")
     indent = " " * rungs.start_mark.column
@@ -212,8 +216,13 @@ def idea(frm: int, name: str, root: Path = ROOT) -> Path:
 def _make(root: Path, source: Path, parent: dict, number: int, slug: str) -> Path:
     ideas, manifest = root / "ideas", root / "ladder.yaml"
     final = ideas / folder_name(number, slug)
-    entry = {"number": number, "slug": slug, "parent": parent["number"],
-             "idea": f"copy of {source.name}, not changed yet", "status": "draft"}
+    entry = {
+        "number": number,
+        "slug": slug,
+        "parent": parent["number"],
+        "idea": f"copy of {source.name}, not changed yet",
+        "status": "draft",
+    }
     entry |= {key: value for key, value in parent.items() if key not in _OWN_KEYS}
     text = append_rung(manifest.read_text(encoding="utf-8"), entry)
     build = ideas / f"{_TEMP}{final.name}"

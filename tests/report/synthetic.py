@@ -15,14 +15,24 @@ from ladder.manifest import Ladder, load
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 CASES = {
-    "t2048_h12": (1, 2048, 12, 128, 128), "t8192_h24": (1, 8192, 24, 128, 128), "h64": (1, 8192, 64, 128, 128),
-    "h96": (1, 8192, 96, 128, 128), "b8_h16_t4096": (8, 4096, 16, 128, 128), "t32768_h32": (1, 32768, 32, 128, 128),
+    "t2048_h12": (1, 2048, 12, 128, 128),
+    "t8192_h24": (1, 8192, 24, 128, 128),
+    "h64": (1, 8192, 64, 128, 128),
+    "h96": (1, 8192, 96, 128, 128),
+    "b8_h16_t4096": (8, 4096, 16, 128, 128),
+    "t32768_h32": (1, 32768, 32, 128, 128),
     "train": (16, 8192, 16, 128, 256),
-}  # fmt: skip
-IDEAS = ["fla's forward as its separate stages", "scan and output in one plain kernel: h never leaves registers",
-         "warp-specialised pipeline: producer, recurrence and epilogue overlap", "zero-padded Aqk from the intra stage",
-         "one kernel for gate, normalise and intra", "split V over a cluster", "exact segmented scan",
-         "persistent grid with <b>ampersands & angle</b> brackets"]  # fmt: skip
+}
+IDEAS = [
+    "fla's forward as its separate stages",
+    "scan and output in one plain kernel: h never leaves registers",
+    "warp-specialised pipeline: producer, recurrence and epilogue overlap",
+    "zero-padded Aqk from the intra stage",
+    "one kernel for gate, normalise and intra",
+    "split V over a cluster",
+    "exact segmented scan",
+    "persistent grid with <b>ampersands & angle</b> brackets",
+]
 RIVALS = {"fla": (9.0, 9.2), "fla-safe": (7.4, 7.6), "cudnn:kda_hopper_cuda": (4.4, 12.5)}
 STAGES = ("normalise", "gate", "intra", "wu", "scan", "output")
 
@@ -47,9 +57,15 @@ def make(root: Path, plan: Plan) -> Ladder:
     lines.append("rungs:" if plan.statuses else "rungs: []")
     for i, status in enumerate(plan.statuses):
         n = i + 1
-        lines += [f"  - number: {n}", f"    slug: rung-{chr(97 + i)}", f"    parent: {max(1, n - 1)}",
-                  f"    idea: {json.dumps(IDEAS[i % len(IDEAS)])}", f"    status: {status}",
-                  "    archs: [sm_90a, sm_100a]", f"    replaces: {'[scan, output]' if i else '[]'}"]  # fmt: skip
+        lines += [
+            f"  - number: {n}",
+            f"    slug: rung-{chr(97 + i)}",
+            f"    parent: {max(1, n - 1)}",
+            f"    idea: {json.dumps(IDEAS[i % len(IDEAS)])}",
+            f"    status: {status}",
+            "    archs: [sm_90a, sm_100a]",
+            f"    replaces: {'[scan, output]' if i else '[]'}",
+        ]
         if status == "falsified":
             lines.append('    reason: "the extra barrier costs more than the overlap gains: 1.08x at h96"')
     (root / "ladder.yaml").write_text("\n".join(lines) + "\n")
@@ -78,11 +94,24 @@ def _write(folder: Path, rec: dict) -> None:
 
 
 def _base(kind: str, rung, device: str, arch: str, hours: float) -> dict:
-    return {"schema": 1, "kind": kind, "rung": rung.name, "number": rung.number, "parent": f"parent-{rung.parent}",
-            "code_hash": f"{rung.number:016x}", "parent_hash": "", "timing_version": 1, "commit": "0123456789abcdef",
-            "dirty": rung.number == 2, "date": (NOW - timedelta(hours=hours)).isoformat(),
-            "versions": {"torch": "2.11.0", "triton": "3.6.0"}, "copy_gbps": 4260.0, "command": "synthetic", "complete": True,
-            "device": {"name": device, "arch": arch, "driver": "580.1", "sms": 132, "memory": 150_000_000_000}}  # fmt: skip
+    return {
+        "schema": 1,
+        "kind": kind,
+        "rung": rung.name,
+        "number": rung.number,
+        "parent": f"parent-{rung.parent}",
+        "code_hash": f"{rung.number:016x}",
+        "parent_hash": "",
+        "timing_version": 1,
+        "commit": "0123456789abcdef",
+        "dirty": rung.number == 2,
+        "date": (NOW - timedelta(hours=hours)).isoformat(),
+        "versions": {"torch": "2.11.0", "triton": "3.6.0"},
+        "copy_gbps": 4260.0,
+        "command": "synthetic",
+        "complete": True,
+        "device": {"name": device, "arch": arch, "driver": "580.1", "sms": 132, "memory": 150_000_000_000},
+    }
 
 
 def _bench(rng: random.Random, rung, plan: Plan, device: str, arch: str, slower: int) -> dict:
@@ -92,7 +121,11 @@ def _bench(rng: random.Random, rung, plan: Plan, device: str, arch: str, slower:
         for form in ("prod", "pre"):
             regimes = ("strong", "slow", "mixed", "init") if case in ("h96", "t8192_h24") else ("strong", "slow")
             for regime in regimes:
-                rec["cells"].append(_cell(rng, rung, plan, (case, b * t * h * (3 * k + 2 * v) * 2 / 4.26e12 * 1e3, regime, form), slower))
+                rec["cells"].append(
+                    _cell(
+                        rng, rung, plan, (case, b * t * h * (3 * k + 2 * v) * 2 / 4.26e12 * 1e3, regime, form), slower
+                    )
+                )
     return rec
 
 
@@ -121,23 +154,56 @@ def _cell(rng: random.Random, rung, plan: Plan, where: tuple, slower: int) -> di
         absent |= {name: "package not installed" for name in RIVALS}
     shares = [0.03, 0.08, 0.4, 0.2, 0.17, 0.12] if rung.number == 1 else [0.03, 0.08, 0.4, 0.2, 0.29]
     stages = STAGES if rung.number == 1 else (*STAGES[:4], "state")
-    return {"case": case, "regime": regime, "form": form, "shape": {}, "floor_ms": floor, "clock": "graph",
-            "samples_ms": samples, "eager_ms": {n: [x + 0.05 for x in s] for n, s in samples.items()}, "clocks": clocks,
-            "launches": {"rung": ["k"]}, "absent": absent,
-            "telemetry": {"sm_mhz": [1830, 1980], "mem_mhz": 3201, "temp_c": 54, "power_w": 512, "throttle": []},
-            "stages_ms": {s: floor * own * share for s, share in zip(stages, shares)} if form == "pre" or case == "h96" else {}}  # fmt: skip
+    return {
+        "case": case,
+        "regime": regime,
+        "form": form,
+        "shape": {},
+        "floor_ms": floor,
+        "clock": "graph",
+        "samples_ms": samples,
+        "eager_ms": {n: [x + 0.05 for x in s] for n, s in samples.items()},
+        "clocks": clocks,
+        "launches": {"rung": ["k"]},
+        "absent": absent,
+        "telemetry": {"sm_mhz": [1830, 1980], "mem_mhz": 3201, "temp_c": 54, "power_w": 512, "throttle": []},
+        "stages_ms": {s: floor * own * share for s, share in zip(stages, shares, strict=True)}
+        if form == "pre" or case == "h96"
+        else {},
+    }
 
 
 def _check(rng: random.Random, rung, plan: Plan, device: str, arch: str) -> dict:
     rec = _base("check", rung, device, arch, 40)
     rec["rows"] = []
-    for prop in ("oracle", "poisoned outputs", "first call survives", "second stream", "graph capture", "30 reruns equal",
-                 "memory flat", "prefix causality", "state joins halves", "kernels launched"):  # fmt: skip
+    for prop in (
+        "oracle",
+        "poisoned outputs",
+        "first call survives",
+        "second stream",
+        "graph capture",
+        "30 reruns equal",
+        "memory flat",
+        "prefix causality",
+        "state joins halves",
+        "kernels launched",
+    ):
         outcome, reason = "passed", ""
         if device.startswith("CPU") and prop in ("second stream", "graph capture", "memory flat"):
             outcome, reason = "not run", "needs a GPU"
         if rung.number in plan.failing and prop == "prefix causality":
             outcome, reason = "failed", "row 63 of o changes when token 64 changes (max difference 0.031)"
-        rec["rows"].append({"rung": rung.number, "arch": arch, "property": prop, "outcome": outcome, "reason": reason,
-                            "case": "h96", "regime": "slow", "form": "prod", "seed": 7})  # fmt: skip
+        rec["rows"].append(
+            {
+                "rung": rung.number,
+                "arch": arch,
+                "property": prop,
+                "outcome": outcome,
+                "reason": reason,
+                "case": "h96",
+                "regime": "slow",
+                "form": "prod",
+                "seed": 7,
+            }
+        )
     return rec

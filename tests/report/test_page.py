@@ -15,10 +15,23 @@ CHECK = (Path(__file__).parent / "selfcheck.js").read_text()
 CATCH = """<script>window.__errors = [];
 addEventListener("error", (e) => __errors.push(String(e.message || (e.target && e.target.outerHTML))), true);
 addEventListener("unhandledrejection", (e) => __errors.push(String(e.reason)));
-for (const f of ["error", "warn"]) { const was = console[f]; console[f] = (...a) => { __errors.push(a.join(" ")); was(...a); }; }
+for (const f of ["error", "warn"]) {
+  const was = console[f];
+  console[f] = (...a) => { __errors.push(a.join(" ")); was(...a); };
+}
 </script>"""
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--window-size=1366,900")  # fmt: skip
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--window-size=1366,900",
+)
 
 needs_browser = pytest.mark.skipif(doctor.browser() is None, reason="no Chromium on this machine")
 
@@ -50,16 +63,24 @@ def assert_good(out: dict, plots: int) -> None:
 
 
 def expected_plots(rungs: int, devices: int, stages: int) -> int:
-    """Per device: 2 forms x (heat map, rung heat map, 7 climbs, 4 floors) + stage plots + 2 verdict plots a rung; checks."""
+    """Per device: 2 forms x (heat map, rung heat map, 7 climbs, 4 floors), stage plots, 2 verdict plots a rung. Checks."""
     return devices * (2 * (1 + 1 + 7 + 4) + stages + 2 * rungs) + 1
 
 
 @needs_browser
-@pytest.mark.parametrize("plan", [
-    {"statuses": ["current", "won", "falsified", "won", "draft"], "stale": {2}, "failing": {4}},
-    {"statuses": ["current"]},
-    {"statuses": ["current", "won"], "devices": [("NVIDIA H200", "sm_90a"), ("NVIDIA B200", "sm_100a")], "rivals": False},
-], ids=["every state", "one rung", "two devices, no rival"])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"statuses": ["current", "won", "falsified", "won", "draft"], "stale": {2}, "failing": {4}},
+        {"statuses": ["current"]},
+        {
+            "statuses": ["current", "won"],
+            "devices": [("NVIDIA H200", "sm_90a"), ("NVIDIA B200", "sm_100a")],
+            "rivals": False,
+        },
+    ],
+    ids=["every state", "one rung", "two devices, no rival"],
+)
 def test_page(made, tmp_path, plan):
     ladder, p, _, stale = made(**plan)
     out = opened(report_html.render(ladder, stale, NOW), tmp_path)
@@ -67,7 +88,11 @@ def test_page(made, tmp_path, plan):
 
 
 @needs_browser
-@pytest.mark.parametrize("plan, plots", [({"statuses": []}, 0), ({"statuses": ["draft"], "unbenched": {1}}, 1)], ids=["empty", "checked only"])
+@pytest.mark.parametrize(
+    "plan, plots",
+    [({"statuses": []}, 0), ({"statuses": ["draft"], "unbenched": {1}}, 1)],
+    ids=["empty", "checked only"],
+)
 def test_page_without_timings(made, tmp_path, plan, plots):
     ladder, _, _, stale = made(**plan)
     assert_good(opened(report_html.render(ladder, stale, NOW), tmp_path), plots)
@@ -85,9 +110,11 @@ def test_the_page_check_sees_faults(made, tmp_path):
     """The check itself must be able to fail: each planted fault is found."""
     ladder, _, _, stale = made(statuses=["current"])
     page = report_html.render(ladder, stale, NOW)
-    faults = ('<p style="width: 1500px">wide</p><svg data-plot aria-label="bare" width="300" height="100"></svg>'
-              '<svg data-plot aria-label="out" viewBox="0 0 100 50" width="100"><circle cx="99" cy="20" r="9"/></svg>'
-              '<small class="dim" style="color: #bbb; background: #fff">pale</small><script>console.error("said")</script>')  # fmt: skip
+    faults = (
+        '<p style="width: 1500px">wide</p><svg data-plot aria-label="bare" width="300" height="100"></svg>'
+        '<svg data-plot aria-label="out" viewBox="0 0 100 50" width="100"><circle cx="99" cy="20" r="9"/></svg>'
+        '<small class="dim" style="color: #bbb; background: #fff">pale</small><script>console.error("said")</script>'
+    )
     out = opened(page.replace("</main>", faults + "</main>"), tmp_path)
     assert out["errors"] == ["said"] and len(out["console"]) == 1
     assert any("wide" in x for x in out["overflow"]) and any(x.startswith("bare") for x in out["undrawn"])
@@ -109,7 +136,9 @@ def test_page_says_why_a_rung_is_falsified_and_what_is_stale(made):
     assert "Rungs that fail a check are left out (004)" in page
     assert "row 63 of o changes when token 64 changes" in page and "needs a GPU" in page
     best = re.search(r"<h3>Best rung against the best rival</h3>.*?<h3>Speed", page, re.S).group(0)
-    assert set(re.findall(r"<small>(\d+) / ", best)) == {"001"}, "002 is stale, 003 falsified, 004 fails, 005 is a draft"
+    assert set(re.findall(r"<small>(\d+) / ", best)) == {"001"}, (
+        "002 is stale, 003 falsified, 004 fails, 005 is a draft"
+    )
 
 
 def test_page_is_replaced_in_one_step(made, tmp_path, monkeypatch):

@@ -9,8 +9,23 @@ from ladder import record as record_module
 from ladder import report
 from tests.report.synthetic import NOW
 
-KEYS = {"rung", "case", "regime", "form", "arch", "device", "clock", "median_ms", "floor_ms", "ratio_to_parent", "interval",
-        "verdict", "stale", "rivals", "date"}  # fmt: skip
+KEYS = {
+    "rung",
+    "case",
+    "regime",
+    "form",
+    "arch",
+    "device",
+    "clock",
+    "median_ms",
+    "floor_ms",
+    "ratio_to_parent",
+    "interval",
+    "verdict",
+    "stale",
+    "rivals",
+    "date",
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +54,22 @@ def test_a_row_has_what_scripts_ask_for_and_is_json(two):
 
 def test_figures_come_from_the_samples(two):
     ladder, _, records, stale = two
-    row = next(r for r in report.rows(records, ladder, stale) if (r["rung"], r["case"], r["regime"], r["form"]) == (2, "h96", "slow", "prod"))
-    cell = next(c for c in bench_of(records, 2)["cells"] if (c["case"], c["regime"], c["form"]) == ("h96", "slow", "prod"))
+    row = next(
+        r
+        for r in report.rows(records, ladder, stale)
+        if (r["rung"], r["case"], r["regime"], r["form"]) == (2, "h96", "slow", "prod")
+    )
+    cell = next(
+        c for c in bench_of(records, 2)["cells"] if (c["case"], c["regime"], c["form"]) == ("h96", "slow", "prod")
+    )
     ours, parent = cell["samples_ms"]["rung"], cell["samples_ms"]["parent"]
     assert row["median_ms"] == statistics.median(ours)
-    assert row["ratio_to_parent"] == pytest.approx(statistics.median(a / b for a, b in zip(ours, parent)))
+    assert row["ratio_to_parent"] == pytest.approx(statistics.median(a / b for a, b in zip(ours, parent, strict=True)))
     assert row["interval"][0] <= row["ratio_to_parent"] <= row["interval"][1]
     assert row["verdict"] == "win"
-    best = min((statistics.median(v), n) for n, v in cell["samples_ms"].items() if n not in ("rung", "parent", "control"))
+    best = min(
+        (statistics.median(v), n) for n, v in cell["samples_ms"].items() if n not in ("rung", "parent", "control")
+    )
     assert (row["best_rival_ms"], row["best_rival"]) == best
     assert row["speedup"] == pytest.approx(best[0] / row["median_ms"])
 
@@ -94,7 +117,9 @@ def test_staleness_by_default_is_the_records_own(two):
 
 
 def test_best_leaves_out_drafts_falsified_stale_and_failing(made):
-    ladder, plan, records, stale = made(statuses=["current", "won", "falsified", "won", "draft", "won"], stale={4}, failing={6})
+    ladder, plan, records, stale = made(
+        statuses=["current", "won", "falsified", "won", "draft", "won"], stale={4}, failing={6}
+    )
     table = report.rows(records, ladder, stale)
     checks = report.check_rows(records, ladder, stale)
     assert report.failing_rungs(checks) == {6}
@@ -103,7 +128,9 @@ def test_best_leaves_out_drafts_falsified_stale_and_failing(made):
 
 
 def test_devices_are_kept_apart(made):
-    ladder, _, records, stale = made(statuses=["current", "won"], devices=[("NVIDIA H200", "sm_90a"), ("NVIDIA B200", "sm_100a")])
+    ladder, _, records, stale = made(
+        statuses=["current", "won"], devices=[("NVIDIA H200", "sm_90a"), ("NVIDIA B200", "sm_100a")]
+    )
     table = report.rows(records, ladder, stale)
     assert report.devices(table) == ["NVIDIA B200", "NVIDIA H200"]
     assert len(table) == 2 * 2 * 36 and len(report.best(table, ladder)) == 2 * 36
@@ -149,9 +176,19 @@ def test_unreadable_records_are_named(made, tmp_path):
     ladder = make(tmp_path, Plan(["current"]))
     (ladder.folder(ladder.rung(1)) / "records" / "bench-broken.json").write_text('{"schema": 1')
     records, problems = report.load(ladder)
-    assert len(records) == 3 and len(problems) == 1 and problems[0].startswith("001-rung-a: bench-broken.json: corrupt record")
+    assert (
+        len(records) == 3
+        and len(problems) == 1
+        and problems[0].startswith("001-rung-a: bench-broken.json: corrupt record")
+    )
 
 
 def test_age():
     ago = lambda **k: report.age((NOW - timedelta(**k)).isoformat(), NOW)  # noqa: E731
-    assert [ago(minutes=5), ago(hours=3), ago(hours=47), ago(days=12), ago(days=-1)] == ["5 min", "3 h", "47 h", "12 d", "0 min"]
+    assert [ago(minutes=5), ago(hours=3), ago(hours=47), ago(days=12), ago(days=-1)] == [
+        "5 min",
+        "3 h",
+        "47 h",
+        "12 d",
+        "0 min",
+    ]

@@ -72,12 +72,15 @@ def test_readme_tables_are_rectangular(made):
         assert len({line.replace("\\|", "").count("|") for line in lines}) <= 1
 
 
-@pytest.mark.parametrize("text, said", [
-    ("<!-- ladder:rungs -->\n", "ladder:rungs must open and close"),
-    ("<!-- /ladder:rungs -->\n<!-- ladder:rungs -->\n", "ladder:rungs must open and close"),
-    ("<!-- ladder:rungs --> x <!-- /ladder:rungs -->\n", "ladder:rungs must open and close"),
-    ("<!-- ladder:best -->\n<!-- /ladder:best -->\n", "marker ladder:best; accepted: rungs, rivals"),
-])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("<!-- ladder:rungs -->\n", "ladder:rungs must open and close"),
+        ("<!-- /ladder:rungs -->\n<!-- ladder:rungs -->\n", "ladder:rungs must open and close"),
+        ("<!-- ladder:rungs --> x <!-- /ladder:rungs -->\n", "ladder:rungs must open and close"),
+        ("<!-- ladder:best -->\n<!-- /ladder:best -->\n", "marker ladder:best; accepted: rungs, rivals"),
+    ],
+)
 def test_readme_with_wrong_markers_is_refused(made, text, said):
     ladder, _, _, stale = made(statuses=["current", "won", "falsified"])
     with pytest.raises(ReadmeError, match=said):

@@ -12,7 +12,9 @@ def child(repo):
 
 def _notes(folder, *names):
     rows = "".join(f"| `{n}` | why |\n" for n in names)
-    (folder / "NOTES.md").write_text(f"# x\n\n## What changed\n\n| file | change |\n|---|---|\n{rows}\n## Result\n\n| `no.py` | x |\n")
+    (folder / "NOTES.md").write_text(
+        f"# x\n\n## What changed\n\n| file | change |\n|---|---|\n{rows}\n## Result\n\n| `no.py` | x |\n"
+    )
 
 
 def test_added_removed_changed_and_counts(repo, child):
@@ -21,8 +23,12 @@ def test_added_removed_changed_and_counts(repo, child):
     (child / "intra.py").write_text("a\nb\nc\n")
     (child / "table.bin").write_bytes(bytes(reversed(range(256))))
     found = {f.name: (f.kind, f.plus, f.minus) for f in rung_diff(3, root=repo).files}
-    assert found == {"kernel.py": ("changed", 2, 0), "state_sm90.py": ("removed", 0, 1), "intra.py": ("added", 3, 0),
-                     "table.bin": ("changed", 0, 0)}
+    assert found == {
+        "kernel.py": ("changed", 2, 0),
+        "state_sm90.py": ("removed", 0, 1),
+        "intra.py": ("added", 3, 0),
+        "table.bin": ("changed", 0, 0),
+    }
     text = diff.render(rung_diff(3, root=repo), unified=True)
     assert "4 files, +5 -1 lines" in text and "+EXTRA = 1" in text and "binary file table.bin changed" in text
 

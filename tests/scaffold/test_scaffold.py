@@ -44,8 +44,15 @@ def test_yaml_keeps_every_line_and_gains_an_entry(repo):
     kept = iter(after.splitlines())
     assert all(line in kept for line in before.splitlines()), "a line was lost or moved"
     entry = yaml.safe_load(after)["rungs"][-1]
-    assert entry == {"number": 3, "slug": "try", "parent": 2, "idea": "copy of 002-fused, not changed yet",
-                     "status": "draft", "archs": ["sm_90a", "sm_100a"], "replaces": ["scan", "output"]}
+    assert entry == {
+        "number": 3,
+        "slug": "try",
+        "parent": 2,
+        "idea": "copy of 002-fused, not changed yet",
+        "status": "draft",
+        "archs": ["sm_90a", "sm_100a"],
+        "replaces": ["scan", "output"],
+    }
 
 
 def test_reason_of_a_falsified_parent_is_not_inherited(repo):
@@ -56,13 +63,16 @@ def test_reason_of_a_falsified_parent_is_not_inherited(repo):
     assert "reason" not in entry and entry["status"] == "draft"
 
 
-@pytest.mark.parametrize("text", [
-    "rungs:\n- {number: 1, slug: a, parent: 1}\n",
-    "rungs:\n- {number: 1, slug: a, parent: 1}",
-    "rungs:\n    - number: 1\n      idea: |\n        two\n        lines\n\n\ncases: {}\n",
-    "rungs:\n  - number: 1\n    idea: a long\n      folded line\n  # end\ncases: {}\n",
-    "rungs:\n  - number: 1\n    regimes:\n      - strong\n      - slow  # the hard one\ncases: {}\n",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rungs:\n- {number: 1, slug: a, parent: 1}\n",
+        "rungs:\n- {number: 1, slug: a, parent: 1}",
+        "rungs:\n    - number: 1\n      idea: |\n        two\n        lines\n\n\ncases: {}\n",
+        "rungs:\n  - number: 1\n    idea: a long\n      folded line\n  # end\ncases: {}\n",
+        "rungs:\n  - number: 1\n    regimes:\n      - strong\n      - slow  # the hard one\ncases: {}\n",
+    ],
+)
 def test_append_in_other_layouts(text):
     entry = {"number": 2, "slug": "b", "idea": "x: y # z", "archs": ["sm_90a"]}
     result = yaml.safe_load(append_rung(text, entry))
@@ -77,7 +87,9 @@ def test_append_refuses_what_it_cannot_extend(text):
         append_rung(text, {"number": 2})
 
 
-@pytest.mark.parametrize("name", ["", "Try", "a b", "a--b", "-a", "a-", "../x", "a/b", "x" * 41, "a_b", "é", None, "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", "Try", "a b", "a--b", "-a", "a-", "../x", "a/b", "x" * 41, "a_b", "é", None, "a\n"]
+)
 def test_bad_names_are_refused(repo, snapshot, name):
     before = snapshot(repo)
     with pytest.raises(ScaffoldError, match="^name: "):
@@ -182,7 +194,13 @@ def _assert_whole(repo):
     for entry in entries[2:]:
         folder = repo / "ideas" / diff.folder_name(entry["number"], entry["slug"])
         assert diff.rung_diff(entry["number"], root=repo).files == ()
-        assert sorted(p.name for p in folder.iterdir()) == ["NOTES.md", "kernel.py", "records", "state_sm90.py", "table.bin"]
+        assert sorted(p.name for p in folder.iterdir()) == [
+            "NOTES.md",
+            "kernel.py",
+            "records",
+            "state_sm90.py",
+            "table.bin",
+        ]
 
 
 def test_killed_anywhere_leaves_nothing_half_made(repo):
