@@ -7,6 +7,7 @@ machine's noise is worth. A cell is in its records before the next is begun.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import statistics
 import time
@@ -18,8 +19,8 @@ from typing import Any
 
 import torch
 
+from ladder import autotune, witness
 from ladder import record as records
-from ladder import witness
 from ladder.cells import draw, floor_ms, problem_of, seed_for
 from ladder.loader import LoadedRung, load
 from ladder.manifest import Cell, Ladder, ManifestError, Rung
@@ -98,6 +99,7 @@ def cuda_timer() -> CudaTimer:
     """A timer for the current GPU. Raises ManifestError where there is none."""
     if not torch.cuda.is_available():
         raise ManifestError("bench: no GPU is visible here; accepted: a machine with one (check runs without)")
+    autotune.use_recorded(torch.cuda.get_device_name())
     return CudaTimer(torch.device("cuda", torch.cuda.current_device()))
 
 
@@ -251,11 +253,14 @@ class Run:
         out = {}
         for stage in loaded.stages:
             run = partial(stage.run, problem, dict(x))
-            x.update(run())
-            try:
-                timed = self.timer.capture(lambda: list(run().values()))
-            except CaptureError:
-                timed = run
+            new = run()
+            before = {t.untyped_storage().data_ptr() for t in x.values() if isinstance(t, torch.Tensor)}
+            x.update(new)
+            fresh = [n for n, t in new.items() if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in before]
+            timed = run
+            if fresh:  # a capture poisons what it is shown: never a tensor that the stage merely passes on
+                with contextlib.suppress(CaptureError):
+                    timed = self.timer.capture(lambda: [result[n] for result in (run(),) for n in fresh])
             out[stage.name] = [self.timer.device_ms(timed) for _ in range(MIN_ROUNDS)]
         return out
 

@@ -237,11 +237,37 @@ def doctor(as_json: Json = False) -> None:
 
 
 @app.command()
-def bundle(destination: Annotated[Path, typer.Argument(help="folder to fill")]) -> None:
+def bundle(
+    destination: Annotated[Path, typer.Argument(help="a new or empty folder")],
+    arch: Annotated[str, typer.Option(help="architecture of the box's GPU")] = "sm_90a",
+    python: Annotated[str, typer.Option(help="the box's Python")] = "3.12",
+    has: Annotated[str, typer.Option(help="packages that the box has, separated by commas, beyond torch and triton")] = "",
+    triton_cache: Annotated[Path | None, typer.Option(help="triton-cache.tgz that an earlier run brought home")] = None,
+) -> None:  # fmt: skip
     """Pack everything a GPU box without network or DSL needs to check and time the rungs."""
     from ladder import bundle as packing
+    from ladder import show
 
-    raise typer.Exit(packing.run(destination))
+    try:
+        folder = packing.make(destination, arch, python, _words(has), triton_cache, show.line)
+    except packing.BundleError as error:
+        show.line(str(error))
+        raise typer.Exit(FAILED) from None
+    print(f"{folder}: there, run `{folder.name}/run OUT`; bring OUT home and `python -m ladder collect OUT`")
+
+
+@app.command()
+def collect(source: Annotated[Path, typer.Argument(help="folder that a bundle's run has filled")]) -> None:
+    """File the records that came home from a GPU box under their rungs."""
+    from ladder import bundle as packing
+    from ladder import show
+
+    try:
+        filed = packing.collect(source)
+    except packing.BundleError as error:
+        show.line(str(error))
+        raise typer.Exit(FAILED) from None
+    print("\n".join(f"filed {path.name} under {path.parent.parent.name}" for path in filed) or "nothing new")
 
 
 @app.command()

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ladder import autotune
 from ladder.judge import Judge, Parcel, Plea
 from ladder.manifest import Cell
 
@@ -213,6 +214,8 @@ def _context(conn: Connection, a: Assignment) -> Any:
     import torch
 
     device = torch.device("cuda", torch.cuda.current_device()) if a.kind == "cuda" else torch.device("cpu")
+    if a.kind == "cuda":
+        autotune.use_recorded(torch.cuda.get_device_name(device))
     serial = iter(range(1 << 62))
 
     def ask_judge(inputs: Any, outputs: Any) -> str | None:
@@ -234,6 +237,7 @@ def _emulate(arch: str) -> Callable[[], list[str]]:
         raise NotRun(f"no GPU here, and the emulator cannot be imported: {error}") from None
     from _common import target
 
+    autotune.use_recorded(triton_driver.DEVICES[arch][1])
     device = triton_driver.activate(arch)
     if not hasattr(emulator, "EmulatedTarget"):  # TODO: drop once it has landed
         emulator.EmulatedTarget = lambda arch: type("Target", (), {"arch": arch, "device": triton_driver.Device(arch)})()
