@@ -232,6 +232,37 @@ def accumulators():
     host()
 
 
+def packed_loads():
+    """Which elements of an fp16 accumulator (one a column, in CuTe's layout) each thread gets from .pack::16b loads."""
+
+    @cute.jit
+    def host():
+        for m, shape, op, num in (
+            (128, "32x32b", "Ld32x32bOp", 16),
+            (64, "16x256b", "Ld16x256bOp", 2),
+            (64, "16x64b", "Ld16x64bOp", 4),
+            (64, "16x128b", "Ld16x128bOp", 4),
+        ):
+            mma = cutlass.utils.blackwell_helpers.make_trivial_tiled_mma(
+                cutlass.Float16,
+                OperandMajorMode.K,
+                OperandMajorMode.K,
+                cutlass.Float16,
+                tcgen05.CtaGroup.ONE,
+                (m, 64),
+                tcgen05.OperandSource.SMEM,
+            )
+            acc = mma.make_fragment_C(mma.partition_shape_C((m, 64)))[((None, None), 0, 0)]
+            TABLES[f"acc16/{m}x64"] = table(acc.layout, m, 64)
+            pack = tcgen05.Pack.PACK_16b_IN_32b
+            atom = cute.make_copy_atom(getattr(tcgen05, op)(tcgen05.Repetition(num), pack), cutlass.Float16)
+            copy = tcgen05.make_tmem_copy(atom, acc)
+            parts = [copy.get_slice(t).partition_D(cute.make_identity_tensor((m, 64))) for t in range(128)]
+            TABLES[f"packed/{m}/{shape}/{num}"] = np.array([[p[i] for i in range(cute.size(p))] for p in parts])
+
+    host()
+
+
 def instruction_descriptor(m, n, major_a, major_b, kind):
     """The idesc constant in the PTX of a real cute.gemm (no negation)."""
     dtype = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16, "tf32": cutlass.TFloat32}[kind]
@@ -282,6 +313,7 @@ def main(arch, out):
         smem_case(arch, "bf16", "MN", "128B", 128, 64)
         tmem_copies()
         accumulators()
+        packed_loads()
         instruction_descriptor(64, 128, "K", "MN", "bf16")
         instruction_descriptor(128, 64, "MN", "K", "f16")
         instruction_descriptor(128, 256, "K", "K", "tf32")

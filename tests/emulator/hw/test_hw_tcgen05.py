@@ -111,6 +111,23 @@ def test_loads_of_an_accumulator_are_cutes(cute100, m, n, shape, num):
         assert np.array_equal(got, d[tuple(want[32 * warp : 32 * warp + 32].transpose(2, 0, 1))])
 
 
+@pytest.mark.parametrize(
+    "m, shape, num", [(128, "32x32b", 16), (64, "16x256b", 2), (64, "16x64b", 4), (64, "16x128b", 4)]
+)
+def test_packed_loads_are_cutes(cute100, m, shape, num):
+    """An fp16 matrix stored one element a column, low half, as CuTe lays it out; .pack::16b brings pairs."""
+    want = cute100[f"packed/{m}/{shape}/{num}"]  # [thread, fp16 value, (row, column)]
+    place = cute100[f"acc16/{m}x64"]  # in 16-bit units: 2^17 a lane, two a column
+    d = np.arange(m * 64, dtype=np.uint16).reshape(m, 64)
+    memory = np.full((128, 512), 0xFFFFFFFF, np.uint32)
+    memory.view(np.uint16).reshape(128, 1024)[place >> 17, place & 0x1FFFF] = d
+    f = tmem.fragment(shape, num, packed=True)
+    for warp in range(4):
+        regs = np.concatenate([tmem.load(memory, f, 32 * warp << 16 | c, warp) for c in range(0, 64, f.columns)])
+        got = np.ascontiguousarray(regs.T).view(np.uint16)
+        assert np.array_equal(got, d[tuple(want[32 * warp : 32 * warp + 32].transpose(2, 0, 1))])
+
+
 def test_layouts_from_the_figures():
     """Layout D: row i in lane i. Layout F: rows 0-15, 16-31, 32-47, 48-63 in lanes 0-15, 32-47, 64-79, 96-111."""
     assert tcgen05.d_cells(7, 128, 16)[0].tolist() == list(range(128)) and tcgen05.d_cells(7, 128, 16)[1] == slice(
