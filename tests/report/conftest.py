@@ -1,7 +1,13 @@
 import pytest
 
-from ladder import report
+from ladder import report, stats
 from tests.report.synthetic import Plan, make, stale_of
+
+
+@pytest.fixture(autouse=True)
+def quick_intervals(monkeypatch):
+    """What is laid out does not depend on how finely the intervals are resampled."""
+    monkeypatch.setattr(stats, "RESAMPLES", 100)
 
 
 @pytest.fixture(scope="session")
