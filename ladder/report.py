@@ -108,6 +108,22 @@ def overall(records: Iterable[Record], ladder: Ladder, stale: Stale | None = Non
     return out
 
 
+def untimed(records: Iterable[Record], ladder: Ladder, stale: Stale | None = None) -> list[Row]:
+    """Cells that a current bench record tried and could not time, unless a later one could: with the reason."""
+    why = _stale_once(stale or (lambda r: record_module.stale(r, ladder)))
+    out: dict[tuple, Row | None] = {}
+    for rec in sorted(_of_kind(records, "bench", ladder), key=_date):
+        if why(rec) is not None:
+            continue
+        who = (rec["number"], rec["device"].get("name"))
+        for cell in rec["cells"]:
+            out[(*who, cell["case"], cell["regime"], cell["form"])] = None
+        for cell in rec.get("failed") or []:
+            key = (*who, cell["case"], cell["regime"], cell["form"])
+            out[key] = {"rung": who[0], "device": who[1], **cell, "date": rec["date"]}
+    return [row for row in out.values() if row]
+
+
 def best(table: Sequence[Row], ladder: Ladder, failing: Collection[int] = ()) -> dict[tuple[str, str, str, str], Row]:
     """(device, case, regime, form) -> the fastest current row among rungs that are current or won.
 

@@ -75,6 +75,7 @@ def context(ladder: Ladder, stale: report.Stale | None, now: datetime) -> dict[s
         "failures": [c for c in checks if c["outcome"] == "failed"],
         "records": _record_lines(records, ladder, stale),
         "failing": sorted(failing),
+        "untimed": report.untimed(records, ladder, stale),
         "rungs": list(ladder.rungs.values()),
     }
 
@@ -118,7 +119,7 @@ def _tiles(rows: Sequence[Row], best: dict) -> list[dict[str, str]]:
         tiles.append(
             {
                 "value": f"{report.geomean(b['speedup'] for b in against):.2f}x",
-                "label": f"the best rival, form {form}",
+                "label": f"as fast as the best rival, {form}",
                 "note": f"geometric mean of {len(against)} cells, best rung of each",
             }
         )
@@ -128,7 +129,7 @@ def _tiles(rows: Sequence[Row], best: dict) -> list[dict[str, str]]:
                 tiles.append(
                     {
                         "value": f"{report.geomean(part):.2f}x",
-                        "label": f"the best rival, {regime} gates",
+                        "label": f"as fast, {regime} gates",
                         "note": f"{len(part)} cells",
                     }
                 )
@@ -144,7 +145,7 @@ def _tiles(rows: Sequence[Row], best: dict) -> list[dict[str, str]]:
         tiles.append(
             {
                 "value": f"{near['times_floor']:.1f}–{far['times_floor']:.1f}x",
-                "label": "the traffic floor",
+                "label": "the time of the traffic floor",
                 "note": f"nearest {near['case']} {near['regime']}, farthest {far['case']} {far['regime']}",
             }
         )

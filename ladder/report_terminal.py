@@ -55,6 +55,9 @@ def show(
     checks = [c for c in report.check_rows(records, ladder, stale) if not rungs or c["rung"] in rungs]
     if checks:
         console.print(_check_table(checks, now))
+    for u in report.untimed(records, ladder, stale):
+        where = f"{u['rung']:03d} {u['case']}/{u['regime']}/{u['form']} on {u['device']}"
+        console.print(f"could not be timed: {where}: {escape(u['reason'])}", style="red")
     _footer(console, table, checks, problems)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ladder import doctor, report_html
-from tests.report.synthetic import NOW
+from ladder import doctor, record, report_html
+from tests.report.synthetic import NOW, Plan, make
 
 CHECK = (Path(__file__).parent / "selfcheck.js").read_text()
 CATCH = """<script>window.__errors = [];
@@ -150,3 +150,17 @@ def test_page_is_replaced_in_one_step(made, tmp_path, monkeypatch):
     with pytest.raises(OSError):
         report_html.write(target, ladder)
     assert target.read_text() == first and [p.name for p in target.parent.iterdir()] == ["report.html"]
+
+
+def test_a_record_with_only_what_the_schema_demands(tmp_path):
+    """Optional fields may be absent: the record's own module makes the rest."""
+    ladder = make(tmp_path, Plan(["current"], unbenched={1}))
+    rung = ladder.rung(1)
+    times = [0.5, 0.51, 0.49, 0.5]
+    cell = {"case": "h96", "regime": "slow", "form": "pre", "floor_ms": 0.2}
+    cell["samples_ms"] = dict.fromkeys(("rung", "parent", "control"), times)
+    cell["clocks"] = dict.fromkeys(cell["samples_ms"], "events")
+    rec = record.new("bench", ladder, rung, {"name": "bare", "arch": "sm_90a"}, cells=[cell])
+    record.write(record.path_for(ladder.folder(rung) / "records", rec), rec)
+    page = report_html.render(ladder)
+    assert "<h2>bare</h2>" in page and "0.500" in page and "unfinished run" in page

@@ -170,6 +170,17 @@ def test_a_later_check_that_did_not_run_a_property_does_not_hide_its_result(two)
     assert {c["property"]: c["outcome"] for c in rows}["oracle"] == "passed"
 
 
+def test_a_cell_that_could_not_be_timed_is_told_until_it_could(two):
+    ladder, _, records, stale = two
+    first = bench_of(records, 2)
+    cell = {"case": "h96", "regime": "slow", "form": "prod", "reason": "disagrees with its parent"}
+    broken = later(first, cells=[], failed=[cell])
+    told = report.untimed([*records, broken], ladder, stale)
+    assert [(u["rung"], u["device"], u["reason"]) for u in told] == [(2, "NVIDIA H200", "disagrees with its parent")]
+    assert report.untimed([*records, broken, later(broken, cells=first["cells"], failed=[])], ladder, stale) == []
+    assert report.untimed([broken], ladder, lambda _: "changed") == []
+
+
 def test_unreadable_records_are_named(made, tmp_path):
     from tests.report.synthetic import Plan, make
 
