@@ -63,7 +63,7 @@ def assert_good(out: dict, plots: int) -> None:
 
 
 def expected_plots(rungs: int, devices: int, stages: int) -> int:
-    """Per device: 2 forms x (heat map, rung heat map, 7 climbs, 4 floors), stage plots, 2 verdict plots a rung. Checks."""
+    """Per device: 2 forms x (heat map, rung heat map, 7 climbs, 4 floors), stage plots, 2 verdicts a rung. Checks."""
     return devices * (2 * (1 + 1 + 7 + 4) + stages + 2 * rungs) + 1
 
 
