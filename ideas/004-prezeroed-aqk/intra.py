@@ -111,7 +111,7 @@ def kda_intra_fused(q, k, v, g, beta, Aqk, w, u, qg, kg, scale, T, NT, H, HV,
     """One program per (batch, chunk, value head), heads fastest: neighbouring programs read neighbouring memory.
 
     q, k [B,T,H,K]; v, u [B,T,HV,V]; g [B,T,HV,K] fp32 log2; beta [B,T,HV]; Aqk [B,T,HV,64]; w, qg, kg [B,T,HV,K].
-    Rows past T (last chunk only): q, k, v, beta read as 0 and the decay as the last row's, so every factor stays finite.
+    Rows past T (last chunk): q, k, v, beta read as 0, the decay as the last row's, so every factor stays finite.
     """
     pid = tl.program_id(0).to(tl.int64)
     i_hv = pid % HV

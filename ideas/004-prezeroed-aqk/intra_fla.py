@@ -41,7 +41,8 @@ def intra_fla(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g2: torch.Tenso
     diagonal = torch.empty(B, T, HV, BC, dtype=torch.float32, device=q.device)
     rows = B * T * HV
     kda_zero_pair[(triton.cdiv(rows, ROWS),)](Aqk, Akk, rows, ROWS=ROWS, num_warps=4)
-    common = dict(q=q, k=k, g=g2, beta=beta, Aqk=Aqk, scale=scale, cu_seqlens=None, T=T, H=H, HV=HV, K=K, BT=CHUNK, BC=BC)
+    common = dict(q=q, k=k, g=g2, beta=beta, Aqk=Aqk, scale=scale, cu_seqlens=None,
+                  T=T, H=H, HV=HV, K=K, BT=CHUNK, BC=BC)
     if safe_gate:
         intra.chunk_kda_fwd_kernel_intra_sub_chunk[(NT, CHUNK // BC, B * HV)](
             Akk=diagonal, chunk_indices=None, BK=triton.next_power_of_2(K), GATE_SHIFT=2 * intra.RCP_LN2,
