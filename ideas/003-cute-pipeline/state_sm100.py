@@ -428,8 +428,10 @@ class StateKernel:
             cute.arch.mbarrier_wait(bars + Bar.REC_FULL + stage, phase)
             cute.autovec_copy(my_u[None, None, None, stage], r_u)
             g = my_g[None, None, None, stage]
-            for i in cutlass.range_constexpr(size_h):
-                r_h[i] = r_h[i] * cute.math.exp2(g[i], fastmath=True)
+            for i in cutlass.range_constexpr(0, size_h, 2):
+                # a packed product is not contracted with the sum below, which would take the exponentials with it
+                factors = cute.math.exp2(g[i], fastmath=True), cute.math.exp2(g[i + 1], fastmath=True)
+                r_h[i], r_h[i + 1] = cute.arch.mul_packed_f32x2((r_h[i], r_h[i + 1]), factors)
             cute.arch.mbarrier_arrive(bars + Bar.REC_EMPTY + stage)
 
             cute.arch.mbarrier_wait(bars + Bar.WH_FULL, c % 2)
@@ -445,8 +447,8 @@ class StateKernel:
             cute.arch.mbarrier_wait(bars + Bar.DH_FULL, c % 2)
             cute.copy(read_dh, dh_src, r_dh)
             cute.arch.fence_view_async_tmem_load()
-            for i in cutlass.range_constexpr(size_h):
-                r_h[i] = r_h[i] + r_dh[i]
+            for i in cutlass.range_constexpr(0, size_h, 2):
+                r_h[i], r_h[i + 1] = cute.arch.add_packed_f32x2((r_h[i], r_h[i + 1]), (r_dh[i], r_dh[i + 1]))
             if c + 1 < at.chunks:
                 after = (c + 1) % STAGES
                 round_to(r_h, r_h_io)
