@@ -164,3 +164,17 @@ def test_a_record_with_only_what_the_schema_demands(tmp_path):
     record.write(record.path_for(ladder.folder(rung) / "records", rec), rec)
     page = report_html.render(ladder)
     assert "<h2>bare</h2>" in page and "0.500" in page and "unfinished run" in page
+
+
+def test_matrix_spreads_what_has_no_architecture_and_drops_what_never_ran():
+    def row(arch, prop, outcome, reasons=()):
+        return {"rung": 1, "arch": arch, "device": "H200", "property": prop, "outcome": outcome, "reasons": list(reasons)} | {
+            "date": NOW.isoformat(), "stale": False, "runs": {}}
+
+    matrix = report_html._matrix([row("-", "notes", "passed"), row("sm_90a", "oracle", "failed", ["off by 2"]),
+                                  row("sm_100a", "oracle", "not run", ["this GPU is sm_90a"])])
+    assert matrix["columns"] == [(1, "sm_90a", "H200")] and matrix["rungs"] == [(1, 1)]
+    assert [(name, cells[0]["outcome"]) for name, cells in matrix["lines"]] == [("notes", "passed"), ("oracle", "failed")]
+    assert matrix["not_run"] == [("sm_100a", "H200", "this GPU is sm_90a", [1])]
+    alone = report_html._matrix([row("-", "notes", "passed")])
+    assert alone["columns"] == [(1, "-", "H200")]
