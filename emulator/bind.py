@@ -135,7 +135,9 @@ class Operands:
             if kind not in DTYPES:
                 raise UnsupportedInstruction(f"registers of type .{kind} are not modelled")
             size = BYTES[kind]
-            a = self.regs[index] = np.zeros(self.lanes, np.bool_ if kind == "pred" else f"u{size}")
+            # undefined registers hold ones, NaN in every float format; predicates false
+            a = self.regs[index] = np.zeros(self.lanes, np.bool_) if kind == "pred" else \
+                np.full(self.lanes, (1 << 8 * size) - 1, f"u{size}")
         return a
 
     def read(self, ins, op, kind, wide=False):

@@ -35,10 +35,11 @@ PARK = _Signal("PARK")        # the instruction needs more lanes of the warp: wa
 
 
 class Wait:
-    """A blocked fragment. `ready(fragment)` gives True, False or a lane mask; `retry`: execute the instruction again."""
+    """A blocked fragment. `ready(fragment)` gives True, False or a lane mask; `retry`: execute the instruction again.
+    `expire(fragment)`: the wait may give up when nothing else can run; it writes the instruction's negative result."""
 
-    def __init__(self, ready, describe, retry=False):
-        self.ready, self.describe, self.retry = ready, describe, retry
+    def __init__(self, ready, describe, retry=False, expire=None):
+        self.ready, self.describe, self.retry, self.expire = ready, describe, retry, expire
 
 
 class Fragment:
@@ -211,8 +212,8 @@ class Machine(binding.Operands):
         self.ctaid[:] = np.stack([ids % gx, ids // gx % gy, ids // (gx * gy)], 1)
         for a in self.regs:
             if a is not None:
-                a.fill(0)
-        self.shared.data.fill(0)
+                _poison(a)
+        self.shared.data.fill(0xFF)                  # what nobody wrote reads as NaN
         self.live = self.exists & (self.cta_of_lane < count)
         self.barrier_count = np.zeros((self.batch, 16), np.int64)
         self.barrier_generation = np.zeros((self.batch, 16), np.int64)
@@ -220,6 +221,8 @@ class Machine(binding.Operands):
         self.barrier_pred = {}
         self.pending = []                            # asynchronous operations not yet performed, oldest first
         self.units.clear()
+        self.at_end = []                             # checks of asynchronous units after the last warp has exited
+        self.events, self.expired, self.expired_at = 0, set(), 0
         self.runnable, self.blocked, self.parked = [], [], []
         if self.watch:
             self.watch.batch_begin(self, first, count)
@@ -232,6 +235,8 @@ class Machine(binding.Operands):
         self._loop()
         while self.pending:
             self._complete_one()
+        for check in self.at_end:
+            check()
         if self.watch:
             self.watch.batch_end(self)
 
@@ -245,6 +250,8 @@ class Machine(binding.Operands):
             if not self.runnable:
                 if self.pending:
                     self._complete_one()
+                    continue
+                if self._expire():
                     continue
                 if self.blocked or self.parked:
                     raise self._deadlock()
@@ -373,6 +380,21 @@ class Machine(binding.Operands):
         for f in woken:
             self._add(f)
 
+    def _expire(self):
+        """Let bounded waits return false when nothing can run; once each until something has happened."""
+        if self.expired_at != self.events:
+            self.expired, self.expired_at = set(), self.events
+        for item in self.blocked:
+            f, wait = item
+            if wait.expire and (f.pc, int(f.lanes[0])) not in self.expired:
+                self.expired.add((f.pc, int(f.lanes[0])))
+                self.blocked.remove(item)
+                wait.expire(f)
+                f.pc += 1
+                self._add(f)
+                return True
+        return False
+
     # ---- asynchronous operations ---------------------------------------------------------------------------------
 
     def submit(self, operation):
@@ -424,6 +446,11 @@ class Machine(binding.Operands):
             missing = sorted(set(range(32)) - set((f.lanes[f.lanes >> 5 == f.warps[0]] & 31).tolist()))
             lines.append(f"  waits for lanes {_ranges(missing)} of its warp [{self.where(f)}]")
         return Deadlock("\n".join(lines))
+
+
+def _poison(a):
+    """Registers start undefined: all ones, which is NaN in every float format; predicates start false."""
+    a.fill(False) if a.dtype == np.bool_ else a.fill(~a.dtype.type(0))
 
 
 def _ranges(values):

@@ -26,6 +26,10 @@ class Buffer:
         self.name, self.writable = name, writable
         self.views = {n: data[:len(data) // n * n].view(t) for n, t in UINT.items()}
 
+    def view(self, unit):
+        """The bytes as unsigned integers of `unit` bytes."""
+        return self.views[unit]
+
 
 class GlobalMemory:
     """Table of allocations that device code may touch. Overlapping registrations are merged."""

@@ -1,0 +1,172 @@
+"""wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", sm_90a); fragments, descriptors and numerics are hw's.
+
+Each of the four warps of a warpgroup computes 16 of the 64 rows, and does so on its own here: registers and shared memory are read
+when the scheduler performs the operation, in order within a warp, and accumulators change only then. Until the warps have waited,
+their accumulator registers keep the old values, so a missing wait_group shows.
+"""
+import numpy as np
+
+from .. import ptx
+from ..bind import handler, unsupported
+from ..engine import PARK, Wait
+from ..errors import ProtocolError
+from ..hw import matrix_desc, wgmma
+from .integer import read_pred
+
+SHAPES = {"bf16": 16, "f16": 16, "tf32": 8}
+
+
+def _groups(m):
+    if "wgmma" not in m.units:
+        m.units["wgmma"] = np.zeros(m.batch * m.warps_per_cta, np.int64)
+    return m.units["wgmma"]
+
+
+class Mma:
+    """One wgmma.mma_async of the warps of a fragment."""
+
+    def __init__(self, m, f, ins, perform):
+        self.m, self.f, self.ins, self._perform = m, f, ins, perform
+        self.queue, self.where = ("wgmma", int(f.warps[0])), m.where(f)
+        self.group = _groups(m)[f.warps].copy()
+
+    def perform(self):
+        self.m.events += 1
+        self._perform(self)
+        if self.m.watch:
+            self.m.watch.async_done(self.m, self)
+
+
+@handler("wgmma.mma_async")
+def mma_async(m, ins, mods):
+    """wgmma.mma_async.sync.aligned.m64nNk{16,8}.{f32,f16}.{bf16,f16,tf32}: A in registers or shared memory, B in shared memory."""
+    if m.arch != "sm_90a":
+        raise unsupported(ins, f"wgmma does not exist on {m.arch}")
+    if not (mods.flag("sync") and mods.flag("aligned")) or mods.flag("sp"):
+        raise unsupported(ins, "wgmma.mma_async without .sync.aligned, or sparse")
+    shape, types = mods.left[0], mods.left[1:]
+    if not shape.startswith("m64n") or len(types) != 3 or types[1] != types[2]:
+        raise unsupported(ins, f"wgmma shape {shape} with types {'.'.join(types)}")
+    out, kind = types[0], types[1]
+    n, k = (int(x) for x in shape[4:].split("k"))
+    if SHAPES.get(kind) != k:
+        raise unsupported(ins, f"wgmma {shape} with {kind} operands")
+    ops = ins.operands
+    in_registers = isinstance(ops[1], ptx.Vec)
+    scale_d = read_pred(m, ins, ops[3]) if len(ops) > 3 else None
+    scale_a, scale_b, *trans = [o.value for o in ops[4:]] or [1, 1]
+    if not in_registers and len(trans) == 2:
+        trans_a, trans_b = trans
+    else:
+        trans_a, trans_b = 0, (trans[0] if trans else 0)
+    wgmma.check(n, kind, out, trans_a, trans_b)
+    if out != "f32":
+        raise unsupported(ins, "fp16 accumulators of wgmma")
+    dst = [m.write(ins, o, "b32") for o in ops[0].items]
+    if len(dst) != n // 2:
+        raise unsupported(ins, f"{len(dst)} accumulator registers, {n // 2} expected")
+    a_regs = [m.read(ins, o, "b32") for o in ops[1].items] if in_registers else None
+    a_desc = None if in_registers else m.read(ins, ops[1], "b64")
+    b_desc = m.read(ins, ops[2], "b64")
+    esize = 2 if k == 16 else 4
+    d_row, d_col = (x[:, :32] for x in wgmma.d_layout(n))
+    a_row, a_col = (x[:, :32] for x in wgmma.a_layout(kind))
+    raw = np.uint16 if esize == 2 else np.uint32
+
+    def operand(op, cta, word, mn, major):
+        desc = matrix_desc.decode_wgmma(word)
+        smem = m.shared.data[cta * m.shared.stride:cta * m.shared.stride + m.shared.size]
+        if m.watch:
+            m.watch.async_access(m, op, "read", "shared", cta, matrix_desc.operand_units(desc, mn, k, esize, major), 16)
+        return matrix_desc.gather_operand(smem, desc, mn, k, esize, major)
+
+    def perform(op):
+        f = op.f
+        ctas, lead = m.cta_of_warp[f.warps].tolist(), f.warps * 32
+        cache = {}
+
+        def once(cta, word, mn, major):
+            if (cta, word, major, mn) not in cache:
+                cache[cta, word, major, mn] = operand(op, cta, word, mn, major)
+            return cache[cta, word, major, mn]
+        b = np.stack([once(c, w, n, "MN" if trans_b else "K") for c, w in zip(ctas, op.b_words)])
+        if in_registers:
+            x = np.stack([r[f.sel].reshape(-1, 32) for r in a_regs], 1)               # [warps, registers, 32]
+            x = x if esize == 4 else np.ascontiguousarray(x[..., None]).view(np.uint16).swapaxes(2, 3).reshape(len(ctas), -1, 32)
+            a = np.empty((len(ctas), 16, k), raw)
+            a[:, a_row, a_col] = x
+        else:
+            quarter = (lead // 32 % m.warps_per_cta % 4).tolist()
+            a = np.stack([once(c, w, 64, "MN" if trans_a else "K")[16 * q:16 * q + 16]
+                          for c, w, q in zip(ctas, op.a_words, quarter)])
+        d = np.stack([r[f.sel].reshape(-1, 32) for r in dst], 1).view(np.float32)
+        acc = np.empty((len(ctas), 16, n), np.float32)
+        acc[:, d_row, d_col] = d
+        r = wgmma.mma(a, b, acc, kind, scale_d=True, scale_a=scale_a, scale_b=scale_b) if op.scale.all() else \
+            wgmma.mma(a, b, np.where(op.scale[:, None, None], acc, np.float32(0)), kind, scale_a=scale_a, scale_b=scale_b)
+        flat = np.ascontiguousarray(r[:, d_row, d_col]).view(np.uint32)
+        for i, reg in enumerate(dst):
+            reg[f.sel] = flat[:, i].reshape(-1)
+
+    def run(f):
+        if not f.whole:
+            return PARK
+        op = Mma(m, f, ins, perform)
+        lead = f.warps * 32
+        op.b_words = b_desc[lead].tolist()
+        op.a_words = None if in_registers else a_desc[lead].tolist()
+        op.scale = np.ones(len(f.warps), bool) if scale_d is None else scale_d(f).reshape(-1, 32)[:, 0]
+        m.submit(op)
+        if m.watch:
+            m.watch.async_issue(m, f, ins, op)
+        return None
+    return run
+
+
+@handler("wgmma.fence")
+def fence(m, ins, mods):
+    """wgmma.fence.sync.aligned: orders register and shared accesses before the next wgmma; watchers are told."""
+    def run(f):
+        if not f.whole:
+            return PARK
+        if m.watch:
+            m.watch.fence(m, f, ins, ("wgmma",))
+        return None
+    return run
+
+
+@handler("wgmma.commit_group")
+def commit(m, ins, mods):
+    """wgmma.commit_group.sync.aligned."""
+    def run(f):
+        if not f.whole:
+            return PARK
+        _groups(m)[f.warps] += 1
+        return None
+    return run
+
+
+@handler("wgmma.wait_group")
+def wait_group(m, ins, mods):
+    """wgmma.wait_group.sync.aligned N."""
+    allowed = ins.operands[0].value
+    if not 0 <= allowed <= 7:
+        raise ProtocolError(f"wgmma.wait_group {allowed}: accepted 0 to 7")
+
+    def ready(f):
+        limit = _groups(m) - allowed
+        busy = np.zeros(len(limit), bool)
+        for op in m.pending:
+            if isinstance(op, Mma):
+                busy[op.f.warps] |= op.group < limit[op.f.warps]
+        return ~busy[f.lanes >> 5]
+
+    def run(f):
+        if not f.whole:
+            return PARK
+        if ready(f).all():
+            if m.watch:
+                m.watch.wait_done(m, f, ins, "wgmma")
+            return None
+        return Wait(ready, lambda g: "its wgmma groups", retry=True)
+    return run

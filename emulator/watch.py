@@ -1,0 +1,50 @@
+"""The interface through which watchers (races, uninitialised reads, counters ...) see an execution. Every method may be overridden.
+
+`f` is the Fragment (lanes) that executes `ins`; machine.where(f) names kernel, CTA, warps, PTX line and source line.
+Addresses are per lane; in space "shared" they are offsets within the CTA (machine.cta_of_lane[f.lanes] says which).
+"""
+
+
+class Watch:
+    """Sees everything, does nothing."""
+
+    def batch_begin(self, machine, first_cta, ctas):
+        """A batch of CTAs starts; its shared memory and registers are fresh."""
+
+    def batch_end(self, machine):
+        """All its warps have exited and no asynchronous operation is left."""
+
+    def access(self, machine, f, ins, kind, space, address, nbytes):
+        """Lanes of f read or write (kind) nbytes at `address` through the generic proxy."""
+
+    def async_access(self, machine, op, kind, space, cta, address, nbytes):
+        """An asynchronous operation reads or writes pieces of nbytes at `address` (array), in shared, global or tensor memory.
+        `cta` is the batch-local CTA index. Registers of wgmma and tcgen05.ld/st are reported by issue and done alone."""
+
+    def async_issue(self, machine, f, ins, op):
+        """f issues the asynchronous operation `op`."""
+
+    def async_done(self, machine, op):
+        """`op` has been performed; it has signalled its mbarrier, if it has one."""
+
+    def wait_done(self, machine, f, ins, what):
+        """f passed a wait_group, wait::ld, wait::st ... instruction."""
+
+    def barrier(self, machine, f, ins, action, ids, counts):
+        """Warps of f arrive at CTA barriers `ids` (per warp); action sync or arrive."""
+
+    def barrier_complete(self, machine, cta, barrier):
+        """A CTA barrier is complete."""
+
+    def mbarrier(self, machine, f, ins, event, cta, offset, detail):
+        """An mbarrier at shared offset `offset` of CTA `cta`: event init, inval, arrive, expect_tx, complete_tx or passed (a wait that
+        succeeded). f and ins are None for complete_tx and arrivals by asynchronous operations."""
+
+    def warp_sync(self, machine, f, ins):
+        """bar.warp.sync."""
+
+    def fence(self, machine, f, ins, modifiers):
+        """fence, membar, wgmma.fence or tcgen05.fence."""
+
+    def cp_async_wait(self, machine, f, ins, allowed):
+        """cp.async.wait_group or wait_all."""
