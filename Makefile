@@ -30,7 +30,7 @@ report: setup
 
 # Start an idea from a rung.  make idea FROM=4 NAME=my-idea
 idea: setup
-	$(LADDER) idea $(FROM) $(NAME)
+	$(LADDER) idea --from $(FROM) --name $(NAME)
 
 # Static proofs of a rung's sm_100a kernel.  make verify N=4
 verify: setup

@@ -126,11 +126,12 @@ def _contiguous(t: torch.Tensor | None) -> torch.Tensor | None:
 
 
 STAGES = (
-    Stage("normalise", (), normalise),
+    Stage("normalise", ("l2norm_fwd_kernel", "fused_beta_sigmoid_fwd_kernel"), normalise),
     Stage("gate", ("cumsum",), gate),
-    Stage("intra", ("chunk_kda_fwd_kernel_inter_solve_fused",), intra),
+    Stage("intra", ("chunk_kda_fwd_kernel_intra_sub_chunk", "chunk_kda_fwd_kernel_intra_token_parallel",
+                    "chunk_kda_fwd_kernel_inter_solve_fused"), intra),
     Stage("wu", ("recompute_w_u_fwd_kda_kernel",), wu),
-    Stage("state", ("kda_state",), state),
+    Stage("state", ("kda_zero_upper", "kda_state"), state),
 )
 
 chunk_kda = kda_op(STAGES, unsupported)

@@ -105,7 +105,7 @@ def kda_intra_diagonal(q, k, g, beta, Aqk, scale, n, s_qk, HV,
     return b_D
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV"])       # one compilation for all shapes of a (K, V, dtype)
 def kda_intra_fused(q, k, v, g, beta, Aqk, w, u, qg, kg, scale, T, NT, H, HV,
                     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BOUNDED: tl.constexpr):
     """One program per (batch, chunk, value head), heads fastest: neighbouring programs read neighbouring memory.

@@ -17,7 +17,7 @@ KERNELS = ("kda_zero_pair", "chunk_kda_fwd_kernel_intra", "chunk_kda_fwd_kernel_
            "recompute_w_u_fwd_kda_kernel")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def kda_zero_pair(a, b, rows, ROWS: tl.constexpr):
     """Stores zeros over a and b, both [rows, 64]."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
