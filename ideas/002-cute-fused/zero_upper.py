@@ -12,7 +12,7 @@ import triton.language as tl
 KERNELS = ("kda_zero_upper",)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "HV"])
 def kda_zero_upper(Aqk, T, HV, BH: tl.constexpr):
     """One program per token and block of BH heads: the row index inside the tile is one scalar."""
     i_bt = tl.program_id(0).to(tl.int64)
