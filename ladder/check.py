@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ class Options:
     time_limit_s: float = 600.0
     memory_limit: int = 48 << 30
     records_dir: Path | None = None
+    jobs: int = 2  # rungs checked at once, where they do not share a GPU
 
 
 @dataclass
@@ -59,7 +64,9 @@ class Run:
         if options.device == "cuda" and not torch.cuda.is_available():
             raise ManifestError("device: given cuda, but no GPU is visible; accepted: auto, cpu")
         self.cuda = torch.cuda.is_available() and options.device != "cpu"
-        self.rows: list[dict[str, Any]] = []
+        self._notes: list[dict[str, Any]] = []
+        self._lock = threading.RLock()  # rows and records; the judge has one answer at a time
+        self._cancelled = False
         self.paths: list[Path] = []
         self._records: dict[int, tuple[Path, dict[str, Any]]] = {}
         self.seats = [seat for rung in self.rungs for seat in self._seats(rung)]
@@ -90,41 +97,45 @@ class Run:
     def _wanted(self, name: str) -> bool:
         return not self.options.properties or name in self.options.properties
 
-    def plan(self) -> list[tuple[Seat, Task]]:
-        """Every (seat, task), in order. On a GPU a cell goes round all rungs before the next, because its reference is
-        large; elsewhere a rung is finished before the next, because its process is."""
-        cells = {gpu: self._cells(gpu) for gpu in {seat.kind == "cuda" for seat in self.seats}}
-        out = []
-        for seat in self.seats:
-            mine = cells[seat.kind == "cuda"]
-            tasks = [Task(ORACLE, cell) for cell in mine] if self._wanted(ORACLE) else []
-            tasks += [Task(name) for name in ALL if self._wanted(name)]
-            out.append([(seat, task) for task in tasks])
-        if not self.cuda:
-            return [pair for column in out for pair in column]
-        depth = max(map(len, out))
-        return [column[i] for i in range(depth) for column in out if i < len(column)]
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What has been decided so far, rung by rung."""
+        return self._notes + [row for seat in self.seats for row in seat.rows]
+
+    def tasks(self, seat: Seat) -> list[Task]:
+        cells = self._cells(seat.kind == "cuda") if self._wanted(ORACLE) else []
+        return [Task(ORACLE, cell) for cell in cells] + [Task(name) for name in ALL if self._wanted(name)]
 
     @property
     def steps(self) -> int:
         """Rows that `execute` will decide."""
-        return len(self.plan()) + (len(self.rungs) if self._wanted(NOTES) else 0)
+        return sum(len(self.tasks(seat)) for seat in self.seats) + (len(self.rungs) if self._wanted(NOTES) else 0)
+
+    def _columns(self) -> list[list[tuple[Seat, Task]]]:
+        """Sequences that may run at once. On a GPU there is one, in which a cell goes round all rungs before the next,
+        because its reference is large; elsewhere one per rung and architecture."""
+        columns = [[(seat, task) for task in self.tasks(seat)] for seat in self.seats]
+        if not self.cuda:
+            return columns
+        return [[pair for pairs in itertools.zip_longest(*columns) for pair in pairs if pair]]
 
     def execute(self) -> list[dict[str, Any]]:
         """Decide everything; every row is in its record before the next is begun."""
         import torch
 
         judge = Judge(torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu"))
-        plan = self.plan()
-        last = {id(seat): i for i, (seat, _) in enumerate(plan)}
         try:
             if self._wanted(NOTES):
                 for rung in self.rungs:
-                    self._row(rung, "-", Task(NOTES), _notes(self.ladder, rung))
-            for i, (seat, task) in enumerate(plan):
-                self._row(seat.rung, seat.arch, task, self._decide(seat, task, judge))
-                if last[id(seat)] == i and seat.worker:
-                    seat.worker.stop()
+                    self._keep(rung, self._notes, "-", Task(NOTES), _notes(self.ladder, rung))
+            with ThreadPoolExecutor(self.options.jobs) as pool:
+                running = [pool.submit(self._column, column, judge) for column in self._columns()]
+                try:
+                    for future in as_completed(running):
+                        future.result()
+                except BaseException:
+                    self._cancel(running)
+                    raise
             self._finish()
         finally:
             for seat in self.seats:
@@ -133,30 +144,58 @@ class Run:
             judge.close()
         return self.rows
 
+    def _cancel(self, running: list[Future]) -> None:
+        """Stop in the middle: what the stopped processes leave undecided is not a verdict."""
+        self._cancelled = True
+        for future in running:
+            future.cancel()
+        for seat in self.seats:
+            if seat.worker:
+                seat.worker.kill()
+
+    def _column(self, column: list[tuple[Seat, Task]], judge: Judge) -> None:
+        left = Counter(id(seat) for seat, _ in column)
+        for seat, task in column:
+            if self._cancelled:
+                return
+            outcome = self._decide(seat, task, judge)
+            if self._cancelled:
+                return
+            self._keep(seat.rung, seat.rows, seat.arch, task, outcome)
+            left[id(seat)] -= 1
+            if not left[id(seat)] and seat.worker:
+                seat.worker.stop()
+
     def _decide(self, seat: Seat, task: Task, judge: Judge) -> Outcome:
         if seat.kind is None:
-            return Outcome(NOT_RUN, seat.reason)
-        if seat.kind == "emulated" and self.cuda:
             return Outcome(NOT_RUN, seat.reason)
         if seat.worker is None:
             probe = probe_cell(self._cells(seat.kind == "cuda"))
             assignment = Assignment(self.ladder.folder(seat.rung), seat.arch, seat.kind, self.options.seed, probe,
                                     judge.folder.name)  # fmt: skip
             seat.worker = Worker(assignment, self.options.time_limit_s, self.options.memory_limit)
-        return seat.worker.run(task, judge)
+        return seat.worker.run(task, self._judged(judge))
 
-    def _row(self, rung: Rung, arch: str, task: Task, outcome: Outcome) -> None:
+    def _judged(self, judge: Judge) -> Any:
+        def answer(plea: Any) -> str | None:
+            with self._lock:
+                return judge.answer(plea)
+
+        return answer
+
+    def _keep(self, rung: Rung, rows: list[dict[str, Any]], arch: str, task: Task, outcome: Outcome) -> None:
         cell = task.cell
         row = {
             "rung": rung.number, "name": rung.name, "arch": arch, "property": task.property,
             "outcome": outcome.outcome, "reason": outcome.reason, "case": cell.case.name if cell else None,
             "regime": cell.regime if cell else None, "form": cell.form if cell else None, "seed": self.options.seed,
         }  # fmt: skip
-        self.rows.append(row)
-        self._keep(rung, row)
-        self.on_row(row)
+        with self._lock:
+            rows.append(row)
+            self._file(rung, row)
+            self.on_row(row)
 
-    def _keep(self, rung: Rung, row: dict[str, Any]) -> None:
+    def _file(self, rung: Rung, row: dict[str, Any]) -> None:
         """Records are kept of GPU runs, and of others where a folder was named: a laptop's run is repeatable."""
         if not self.cuda and self.options.records_dir is None:
             return

@@ -165,19 +165,40 @@ def rung(number: Annotated[int, typer.Argument(help="rung number")], rivals: boo
 
 
 @app.command()
+def climb(root: Root = None) -> None:
+    """Every rung: compile it for each architecture it claims, check it on this machine, and show the ladder."""
+    ladder = _ladder(root)
+    numbers = _numbers(ladder, None)
+    status = _build(ladder, numbers)
+    status = _check(ladder, numbers, {}, None, False) or status
+    from ladder import report as reporting
+
+    reporting.terminal(ladder)
+    raise typer.Exit(status)
+
+
+@app.command()
 def build(
     numbers: Annotated[list[int] | None, typer.Argument(help="rung numbers (default: all but falsified ones)")] = None,
-    root: Root = None,
+    as_json: Json = False, root: Root = None,
 ) -> None:  # fmt: skip
     """Compile rungs for every architecture they claim, and print registers, spills and shared memory per kernel."""
     ladder = _ladder(root)
-    raise typer.Exit(_build(ladder, _numbers(ladder, numbers)))
+    raise typer.Exit(_build(ladder, _numbers(ladder, numbers), as_json))
 
 
-def _build(ladder: Any, numbers: list[int]) -> int:
+def _build(ladder: Any, numbers: list[int], as_json: bool = False) -> int:
     from ladder import build as building
+    from ladder import show
 
-    return building.run(ladder, numbers)
+    seats = building.seats(ladder, numbers)
+    rows = []
+    with show.progress("compiling", len(seats)) as tick:
+        for seat, found in building.compiled(ladder, seats):
+            rows += found
+            tick(f"{seat[0].name} {seat[1]}")
+    print(json.dumps(rows, indent=1)) if as_json else show.build_table(rows)
+    return FAILED if any(row["error"] for row in rows) else OK
 
 
 @app.command()
@@ -206,15 +227,14 @@ def report(
 
 @app.command()
 def idea(
-    frm: Annotated[int, typer.Option("--from", help="the rung to copy")],
-    name: Annotated[str, typer.Option(help="slug of the new rung: lower-case words joined by dashes")],
+    frm: Annotated[int, typer.Argument(metavar="FROM", help="the rung to copy")],
+    name: Annotated[str, typer.Argument(help="slug of the new rung: lower-case words joined by dashes")],
     root: Root = None,
 ) -> None:  # fmt: skip
     """Start a rung by copying one to the next number."""
     from ladder import scaffold
 
-    ladder = _ladder(root)
-    folder = scaffold.idea(frm, name, ladder.root)
+    folder = scaffold.idea(frm, name, _ladder(root).root)
     print(f"ideas/{folder.name}: write its NOTES.md first, then change its kernel")
 
 

@@ -74,6 +74,21 @@ def _plain(text: str) -> str:
     return escape(text)
 
 
+def build_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Registers and spills per thread, shared memory per CTA, of every kernel that was compiled."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("rung", "arch", "kernel", "registers", "spilled bytes", "shared bytes"):
+        table.add_column(column, justify="left" if column in ("rung", "arch", "kernel") else "right", overflow="fold")
+    for row in sorted(rows, key=lambda r: (r["rung"], r["arch"])):
+        if row["error"]:
+            table.add_row(row["name"], row["arch"], f"[bold red]{_plain(row['error'])}[/]")
+            continue
+        spilled = row["spilled"]
+        table.add_row(row["name"], row["arch"], row["kernel"], str(row["registers"]),
+                      f"[bold red]{spilled}[/]" if spilled else "0", str(row["shared"]))  # fmt: skip
+    out.print(table)
+
+
 def bench_table(record: dict[str, Any]) -> None:
     """A record's cells with their verdicts, the A/A control's spread beside each, and the rung's own verdict last."""
     rows = bench_rows(record)

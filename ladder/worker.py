@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ladder import autotune
-from ladder.judge import Judge, Parcel, Plea
+from ladder.judge import Parcel, Plea
 from ladder.manifest import Cell
 
+Judged = Callable[[Plea], "str | None"]
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 CRASHES = 3  # after so many the rest of a rung's properties are not tried
 
@@ -67,8 +68,8 @@ class Worker:
     _log: Any = None
     _loaded: Outcome | None = field(default=None)
 
-    def run(self, task: Task, judge: Judge) -> Outcome:
-        """Decide one property; never raises for anything the rung does."""
+    def run(self, task: Task, judge: Judged) -> Outcome:
+        """Decide one property; `judge` answers the child's pleas. Never raises for anything the rung does."""
         if self._loaded is not None:
             return self._loaded
         if self.crashes >= CRASHES:
@@ -89,6 +90,12 @@ class Worker:
             self.stop()
         return outcome
 
+    def kill(self) -> None:
+        """End the process from another thread; whoever waits for it sees it die."""
+        process = self._process
+        if process is not None and process.is_alive():
+            process.kill()
+
     def stop(self) -> None:
         if self._process is not None:
             if self._process.is_alive():
@@ -107,7 +114,7 @@ class Worker:
         self._process.start()
         child.close()
 
-    def _wait(self, judge: Judge) -> Outcome:
+    def _wait(self, judge: Judged) -> Outcome:
         """The child's next outcome; its pleas are answered meanwhile, off its clock."""
         deadline = time.monotonic() + self.time_limit_s
         while True:
@@ -145,9 +152,9 @@ class Worker:
         return Outcome(FAILED, f"the rung's process died ({how}){': ' if last else ''}{last}", fatal=True)
 
 
-def _answer(judge: Judge, plea: Plea) -> str | None:
+def _answer(judge: Judged, plea: Plea) -> str | None:
     try:
-        return judge.answer(plea)
+        return judge(plea)
     except Exception as error:
         return f"the judge failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 

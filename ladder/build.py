@@ -1,0 +1,115 @@
+"""`build`: compile rungs for every architecture they claim, with or without a GPU, and read what their kernels take.
+
+CuTe units are compiled as they are. Triton kernels are compiled by calling the rung on small tensors, at the head
+dimensions of the ladder's GPU cases, with a Triton driver that launches nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ladder.manifest import Cell, Ladder, Rung
+
+JOBS = 2
+GATES = (("prod", "strong"), ("prod", "init"), ("pre", "strong"), ("pre", "init"))  # every gate path of every form
+
+Seat = tuple[Rung, str]
+
+
+def seats(ladder: Ladder, numbers: Iterable[int]) -> list[Seat]:
+    """Every (rung, architecture) to compile; plain torch rungs have nothing to compile."""
+    return [(rung, arch) for n in numbers for rung in (ladder.rung(n),) for arch in rung.archs if arch != "cpu"]
+
+
+def compiled(ladder: Ladder, wanted: list[Seat]) -> Iterator[tuple[Seat, list[dict[str, Any]]]]:
+    """Each seat as it is done, with one row per kernel: rung, name, arch, kernel, registers, spilled (bytes per thread),
+    shared (bytes per CTA), error; one row with an error where it does not compile."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    cell = ladder.cells(gpu=True)[0]
+    cell = cell._replace(case=replace(cell.case, B=1, T=64, H=1, HV=1))
+    with ProcessPoolExecutor(JOBS, mp_context=context, max_tasks_per_child=1) as pool:
+        jobs = {pool.submit(_compile, ladder.folder(rung), arch, cell): (rung, arch) for rung, arch in wanted}
+        for job in as_completed(jobs):
+            rung, arch = jobs[job]
+            base = {"rung": rung.number, "name": rung.name, "arch": arch, "error": ""}
+            empty = {"kernel": None, "registers": None, "spilled": None, "shared": None}
+            try:
+                rows = [{**base, **row} for row in job.result()]
+            except Exception as error:  # whatever the rung's build raised, or the death of its process
+                rows = [{**base, **empty, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}]
+            yield (rung, arch), rows
+
+
+def _compile(folder: Path, arch: str, cell: Cell) -> list[dict[str, Any]]:
+    """Runs in a process of its own: the Triton driver is per process."""
+    from ladder import autotune
+    from ladder.loader import load
+
+    from emulator import triton_driver
+
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+    autotune.use_recorded(triton_driver.DEVICES[arch][1])
+    device = triton_driver.activate(arch)
+    device.launch = lambda *args, **kw: None  # compiled, not run
+    rung = load(folder)
+    rows = _units(rung, arch)
+    _call_triton_stages(rung, arch, cell)
+    return rows + _triton_kernels()
+
+
+def _units(rung: Any, arch: str) -> list[dict[str, Any]]:
+    from _common.cute import compile_unit
+    from _common.resources import resources
+
+    return [_row(r, r.shared) for unit in rung.units if unit.arch == arch for r in resources(compile_unit(unit).cubin)]
+
+
+class _Idle:
+    """A target whose units do nothing."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+
+    def load(self, unit: Any) -> Any:
+        return lambda *args: None
+
+
+def _call_triton_stages(rung: Any, arch: str, cell: Cell) -> None:
+    import torch
+
+    from _common import target
+    from ladder.cells import draw, problem_of
+
+    with target.use(_Idle(arch)), torch.no_grad():
+        for form, regime in GATES:
+            inputs = draw(cell._replace(form=form, regime=regime), 0, torch.device("cpu"))
+            if not rung.unsupported(problem_of(inputs)):
+                rung.chunk_kda(**inputs.call())
+
+
+def _triton_kernels() -> list[dict[str, Any]]:
+    import gc
+
+    from triton.runtime import JITFunction
+
+    from _common.resources import resources
+
+    rows = {}
+    for function in [o for o in gc.get_objects() if type(o) is JITFunction]:
+        for kernels, *_ in function.device_caches.values():
+            for kernel in kernels.values():
+                for r in resources(kernel.asm["cubin"]):
+                    row = _row(r, max(r.shared, kernel.metadata.shared))
+                    rows[tuple(row.values())] = row
+    return list(rows.values())
+
+
+def _row(r: Any, shared: int) -> dict[str, Any]:
+    return {"kernel": r.kernel, "registers": r.registers, "spilled": r.local, "shared": shared}
