@@ -104,6 +104,7 @@ def bind(machine, ins):
             break
     else:
         raise unsupported(ins, f"no handler for opcode {parts[0]}; add one under emulator/ops (README, 'Adding an instruction')")
+    run = machine.inflight.guard(machine, ins, run)
     return run if ins.predicate is None else _predicated(machine, ins, run)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import bind as binding
 from .errors import Deadlock, EmulatorError, ProtocolError
+from .inflight import InFlight
 from .memory import Buffer, GlobalMemory, WindowMemory
 
 LANE_BUDGET = 8192            # lanes executed together, at most
@@ -106,6 +107,7 @@ class Machine(binding.Operands):
         self.ctaid = np.zeros((self.lanes, 3), np.uint32)
         self.shared = WindowMemory("shared memory", self.batch, self.shared_size)
         self.local = WindowMemory("local memory", self.lanes, kernel.local_size) if kernel.local_size else None
+        self.inflight = InFlight(kernel)
         self.units = {}                              # state of asynchronous units, made by their handlers
         self._module_buffers = {}
         self._special = {}
@@ -221,8 +223,9 @@ class Machine(binding.Operands):
         self.barrier_pred = {}
         self.pending = []                            # asynchronous operations not yet performed, oldest first
         self.units.clear()
+        self.inflight.reset(self.batch * self.warps_per_cta)
         self.at_end = []                             # checks of asynchronous units after the last warp has exited
-        self.events, self.expired, self.expired_at = 0, set(), 0
+        self.events, self.polled, self.expired, self.expired_at = 0, -1, set(), 0
         self.runnable, self.blocked, self.parked = [], [], []
         if self.watch:
             self.watch.batch_begin(self, first, count)
@@ -242,7 +245,8 @@ class Machine(binding.Operands):
 
     def _loop(self):
         while True:
-            if self.blocked:
+            if self.blocked and self.polled != self.events:
+                self.polled = self.events
                 self._wake()
             if self.rng is not None and self.pending and self.rng.random() < 0.2:
                 self._complete_one()
@@ -329,6 +333,7 @@ class Machine(binding.Operands):
             self._park(f)
         elif isinstance(r, Wait):
             self.blocked.append((f, r))
+            self.polled = -1                         # it may be satisfied already, for some lanes
         else:
             raise TypeError(f"handler returned {r!r}")
 
@@ -402,16 +407,27 @@ class Machine(binding.Operands):
         `perform()`. It is performed later, when the scheduler chooses."""
         self.pending.append(operation)
 
+    def force(self, register, f):
+        """Perform the pending operations that write `register` of f's warps, and what comes before them in their queues."""
+        for op in [p for p in self.pending if register in getattr(p, "registers", ()) and np.isin(p.f.warps, f.warps).any()]:
+            if op in self.pending:
+                for earlier in [p for p in self.pending[:self.pending.index(op) + 1] if p.queue == op.queue]:
+                    self._complete(earlier)
+
     def _complete_one(self):
         if self.rng is None:
-            op = self.pending.pop(0)
+            op = self.pending[0]
         else:
             seen, free = set(), []
             for i, op in enumerate(self.pending):
                 if op.queue is None or op.queue not in seen:
                     free.append(i)
                 seen.add(op.queue)
-            op = self.pending.pop(self.rng.choice(free))
+            op = self.pending[self.rng.choice(free)]
+        self._complete(op)
+
+    def _complete(self, op):
+        self.pending.remove(op)
         try:
             op.perform()
         except EmulatorError as e:

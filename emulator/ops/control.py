@@ -102,6 +102,7 @@ def m_arrive(m, f, ids, want, sync):
             raise ProtocolError(f"barrier {k % 16}: {count[k]} threads arrived, {w} expected")
         if count[k] == w:
             count[k], gen[k] = 0, gen[k] + 1
+            m.events += 1
             if m.watch:
                 m.watch.barrier_complete(m, int(k) // 16, int(k) % 16)
     if not sync or (gen[keys] >= waits_for).all():
@@ -197,6 +198,7 @@ def barrier_cluster(m, ins, mods):
             done = count == m.threads
             gen[done] += 1
             count[done] = 0
+            m.events += 1
             return None
         ok = lambda g: gen[m.cta_of_lane[g.lanes]] >= mine[g.sel]  # noqa: E731
         if ok(f).all():

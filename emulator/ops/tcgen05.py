@@ -9,6 +9,7 @@ from .. import ptx
 from ..bind import handler, unsupported
 from ..engine import PARK, Wait
 from ..errors import ProtocolError
+from ..inflight import registers
 from ..hw import matrix_desc, tcgen05, tmem
 from ..memory import SHARED_WINDOW
 from .integer import read_pred
@@ -50,8 +51,9 @@ class Operation:
     """An asynchronous tcgen05 operation."""
 
     def __init__(self, m, f, ins, queue, perform):
-        self.m, self.f, self.ins, self.queue, self._perform, self.where = m, f, ins, queue, perform, m.where(f)
-        self.kind, self.cta, self.warp = ins.parts[1], None, None
+        self.m, self.f, self.ins, self.queue, self._perform = m, f, ins, queue, perform
+        self.where = m.where(f)
+        self.kind, self.cta, self.warp, self.registers = ins.parts[1], None, None, ()
 
     def perform(self):
         self.m.events += 1
@@ -214,6 +216,7 @@ def ld_st(m, ins, mods):
     items = getattr(vec, "items", (vec,))
     if len(items) != len(frag.lane):
         raise unsupported(ins, f"{len(items)} registers, {len(frag.lane)} expected")
+    index = registers(vec)
     regs = [m.write(ins, o, "b32") if load else m.read(ins, o, "b32") for o in items]
     address = m.address(ins, addr, "")
 
@@ -244,6 +247,10 @@ def ld_st(m, ins, mods):
                 tmem.store(t.data[cta], frag, taddr, warp, np.stack([r[lanes] for r in regs]))
         op = Operation(m, f, ins, ("tcgen05 ld st", w), perform)
         op.cta, op.warp = cta, w
+        if load:
+            op.registers = frozenset(index)
+            for i in index:
+                m.inflight.mark(i, [w])
         _submit(m, f, ins, op)
     return run
 
@@ -264,6 +271,8 @@ def wait(m, ins, mods):
         if not f.whole:
             return PARK
         if ready(f).all():
+            if kind == "ld":
+                m.inflight.release(f.warps, 1)
             if m.watch:
                 m.watch.wait_done(m, f, ins, f"tcgen05.{kind}")
             return None

@@ -10,6 +10,7 @@ from .. import ptx
 from ..bind import handler, unsupported
 from ..engine import PARK, Wait
 from ..errors import ProtocolError
+from ..inflight import registers
 from ..hw import matrix_desc, wgmma
 from .integer import read_pred
 
@@ -29,6 +30,7 @@ class Mma:
         self.m, self.f, self.ins, self._perform = m, f, ins, perform
         self.queue, self.where = ("wgmma", int(f.warps[0])), m.where(f)
         self.group = _groups(m)[f.warps].copy()
+        self.registers = frozenset(registers(ins.operands[0]))
 
     def perform(self):
         self.m.events += 1
@@ -72,6 +74,7 @@ def mma_async(m, ins, mods):
     d_row, d_col = (x[:, :32] for x in wgmma.d_layout(n))
     a_row, a_col = (x[:, :32] for x in wgmma.a_layout(kind))
     raw = np.uint16 if esize == 2 else np.uint32
+    d_index, a_index = registers(ops[0]), registers(ops[1]) if in_registers else []
 
     def operand(op, cta, word, mn, major):
         desc = matrix_desc.decode_wgmma(word)
@@ -111,7 +114,15 @@ def mma_async(m, ins, mods):
     def run(f):
         if not f.whole:
             return PARK
+        busy = m.inflight.touched(a_index, f.warps) if m.inflight.busy else None
+        if busy is not None:
+            raise ProtocolError(f"wgmma reads register {m.inflight.name(busy)}, the result of an operation this warp has not waited for")
+        m.inflight.check_fence(d_index + a_index, f.warps)
         op = Mma(m, f, ins, perform)
+        for i in d_index:
+            m.inflight.mark(i, f.warps, int(op.group.max()))
+        for i in a_index:
+            m.inflight.mark(i, f.warps, int(op.group.max()), m.inflight.lent)
         lead = f.warps * 32
         op.b_words = b_desc[lead].tolist()
         op.a_words = None if in_registers else a_desc[lead].tolist()
@@ -129,6 +140,7 @@ def fence(m, ins, mods):
     def run(f):
         if not f.whole:
             return PARK
+        m.inflight.fence(f.warps)
         if m.watch:
             m.watch.fence(m, f, ins, ("wgmma",))
         return None
@@ -165,6 +177,7 @@ def wait_group(m, ins, mods):
         if not f.whole:
             return PARK
         if ready(f).all():
+            m.inflight.release(f.warps, (_groups(m) - allowed)[f.warps])
             if m.watch:
                 m.watch.wait_done(m, f, ins, "wgmma")
             return None
