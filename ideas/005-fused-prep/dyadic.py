@@ -7,6 +7,8 @@ per row, level and channel. A level's product is taken over the whole block and 
 
 from __future__ import annotations
 
+import cutlass
+import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
 from . import ptx
@@ -15,82 +17,89 @@ BLOCK, ROW, CHUNK = 16, 128, 64
 TILE = CHUNK * ROW
 
 
-def diagonal_scores(cfg, x):
-    """(q scores, k scores) of diagonal block warp % 4, 2 column halves x 4 registers each. Of 8 warps, the first four do
-    levels 8 and 4, the others 2, 1 and i = j (entries of other levels mean nothing); 4 warps do them all."""
-    levels = [Int32(s) for s in (8, 4, 2, 1)]
-    if cfg.warps == 8:
-        early = (x.warp >> 2) == 0
-        levels = [select_(early, levels[n], levels[n + 2]) for n in range(2)]
-    scores = _keep(cfg, x, Int32(0), Int32(1), None, _level(cfg, x, None))
-    for s in levels:
-        scores = _keep(cfg, x, s, 2 * s, scores, _level(cfg, x, s))
-    return scores
+class Dyadic:
+    """Phase A1' of KdaPrep. Scores are 16 registers: (q or k scores, column half, accumulator register)."""
 
+    def diagonal_scores(self, x) -> cute.Tensor:
+        """Scores of diagonal block warp % 4. Of 8 warps, the first four do levels 8 and 4, the others 2, 1 and i = j
+        (entries of other levels mean nothing); 4 warps do them all."""
+        scores = cute.make_rmem_tensor(16, Float32)
+        scores.fill(0.0)
+        self.level(x, Int32(1), scores, False)
+        self.levels(x, scores)
+        return scores
 
-def put(cfg, x, scores) -> None:
-    """Write what `diagonal_scores` left of the warp's block to Aqk and L: with 8 warps, the levels it has done."""
-    block = x.warp & 3
+    @cute.jit
+    def levels(self, x, scores: cute.Tensor):
+        s = Int32(8)
+        if cutlass.const_expr(self.warps == 8):
+            s = select_((x.warp >> 2) == 0, Int32(8), Int32(2))
+        for _ in cutlass.range(2 if self.warps == 8 else 4, unroll=1):
+            self.level(x, s, scores, True)
+            s = s >> 1
 
-    def done(i, j):  # j even: i ^ j and i ^ (j + 1) lie on the same side of 4
-        if cfg.warps == 4:
-            return Int32(1)
-        return select_(((i ^ j) >= 4) == ((x.warp >> 2) == 0), Int32(1), Int32(0))
+    @cute.jit
+    def level(self, x, s: Int32, scores: cute.Tensor, decayed: cutlass.Constexpr):
+        """Put level s's scores into `scores`; those of i = j if not decayed (s = 1)."""
+        lane, block = x.lane, x.warp & 3
+        rows = (block * BLOCK + (lane & 15)) * ROW
+        row = [lane >> 2, (lane >> 2) + 8]
+        local = x.local + block * BLOCK * self.pitch + (lane & 3) * 8
+        sign = [select_((row[h] & s) != 0, Float32(1.0), Float32(-1.0)) for h in range(2)]
+        own = [local + row[h] * self.pitch for h in range(2)]
+        anchor = [local + ((row[h] & (-2 * s)) + s - 1) * self.pitch for h in range(2)]
+        acc = cute.make_rmem_tensor(16, Float32)
+        acc.fill(0.0)
+        for kk in cutlass.range(self.K // 16, unroll=1):
+            at = rows + (kk >> 2) * TILE + ((((lane >> 4) ^ (lane & 7)) << 4) ^ ((kk & 3) << 5))
+            self.step(acc, x.q + at, x.k + at, [o + kk * 64 for o in own], [a + kk * 64 for a in anchor], sign, decayed)
+        self.keep(x, s if decayed else Int32(0), 2 * s if decayed else s, scores, acc)
 
-    for n in range(2):
-        for half in range(2):
-            i, j = 8 * half + (x.lane >> 2), n * 8 + 2 * (x.lane & 3)
-            value = [select_(j + r <= i, scores[0][n][2 * half + r] * x.scale, Float32(0.0)) for r in range(2)]
-            word = ptx.pack(value[0], value[1], cfg.pair)
-            ptx.sts_if(done(i, j), 0, cfg.word(x, x.kd, block, half, 2 * block + n), word)
-        cfg.put_k_diagonal(x, scores[1][n], block, n, done)
+    def step(self, acc, q: Int32, k: Int32, own, anchor, sign, decayed: bool) -> None:
+        """Accumulate 16 channels."""
+        sides = [list(ptx.ldmatrix(at)) for at in (q, k)]
+        for r in range(4) if decayed else ():  # fragment register: row half r % 2, channel half r // 2
+            h, off = r % 2, (r // 2) * 32
+            mine, base = ptx.lds_vec(own[h], 2, off, Float32), ptx.lds_vec(anchor[h], 2, off, Float32)
+            f = [ptx.ex2((mine[j] - base[j]) * sign[h]) for j in range(2)]
+            for side in sides:
+                low, high = ptx.unpack(side[r], self.pair)
+                side[r] = ptx.pack(low * f[0], high * f[1], self.pair)
+        for side in range(2):
+            for n in range(2):
+                at = 8 * side + 4 * n
+                out = ptx.mma([acc[at + r] for r in range(4)], sides[side], (sides[1][n], sides[1][n + 2]), self.pair)
+                for r in range(4):
+                    acc[at + r] = out[r]
 
-
-def _zeros():
-    return [[Float32(0.0)] * 4 for _ in range(2)]
-
-
-def _level(cfg, x, s):
-    """Scores of the whole block with level s's factors (s in a register), or with none."""
-    lane, block = x.lane, x.warp & 3
-    rows = (block * BLOCK + (lane & 15)) * ROW
-    row = [lane >> 2, (lane >> 2) + 8]
-    local = x.local + block * BLOCK * cfg.pitch + (lane & 3) * 8
-    if s is not None:
-        later = [(row[h] & s) != 0 for h in range(2)]
-        own = [local + row[h] * cfg.pitch for h in range(2)]
-        anchor = [local + ((row[h] & (-2 * s)) + s - 1) * cfg.pitch for h in range(2)]
-    q, k = _zeros(), _zeros()
-    for kk in range(cfg.K // 16):
-        off = (kk // 4) * TILE
-        a_q, a_k = (list(ptx.ldmatrix(t + rows + x.swizzled[kk % 4], off)) for t in (x.q, x.k))
-        for r in range(4) if s is not None else ():  # fragment register: row half r % 2, channel half r // 2
-            h, at = r % 2, kk * 64 + (r // 2) * 32
-            mine, base = ptx.lds_vec(own[h], 2, at, Float32), ptx.lds_vec(anchor[h], 2, at, Float32)
-            f = [ptx.ex2(select_(later[h], mine[j] - base[j], base[j] - mine[j])) for j in range(2)]
-            for side in (a_q, a_k):
-                low, high = ptx.unpack(side[r], cfg.pair)
-                side[r] = ptx.pack(low * f[0], high * f[1], cfg.pair)
-        for n in range(2):
-            q[n] = ptx.mma(q[n], a_q, (a_k[n], a_k[n + 2]), cfg.pair)
-            k[n] = ptx.mma(k[n], a_k, (a_k[n], a_k[n + 2]), cfg.pair)
-    return q, k
-
-
-def _keep(cfg, x, low, high, old, new):
-    """`new`, row and column norms applied, where low <= i ^ j < high; `old` (or zero) elsewhere."""
-    block = (x.warp & 3) * BLOCK
-    old = old or (_zeros(), _zeros())
-    out = _zeros(), _zeros()
-    for side in range(2):
+    def keep(self, x, low: Int32, high: Int32, scores: cute.Tensor, acc: cute.Tensor) -> None:
+        """scores = acc, row and column norms applied, where low <= i ^ j < high."""
+        block = (x.warp & 3) * BLOCK
         for n in range(2):
             for r in range(4):
                 i, j = (x.lane >> 2) + 8 * (r // 2), 8 * n + 2 * (x.lane & 3) + r % 2
-                value = new[side][n][r]
-                if cfg.l2norm:
-                    value = value * ptx.lds(x.norms + (block + i) * 4, side * CHUNK * 4, Float32)
-                    value = value * ptx.lds(x.norms + (block + j) * 4, CHUNK * 4, Float32)
-                apart = i ^ j
-                kept = select_(apart < high, value, old[side][n][r])
-                out[side][n][r] = select_(apart >= low, kept, old[side][n][r])
-    return out
+                for side in range(2):
+                    at = 8 * side + 4 * n + r
+                    value = acc[at]
+                    if self.l2norm:
+                        value = value * ptx.lds(x.norms + (block + i) * 4, side * CHUNK * 4, Float32)
+                        value = value * ptx.lds(x.norms + (block + j) * 4, CHUNK * 4, Float32)
+                    kept = select_((i ^ j) < high, value, scores[at])
+                    scores[at] = select_((i ^ j) >= low, kept, scores[at])
+
+    def put_diagonal(self, x, scores: cute.Tensor) -> None:
+        """Write the warp's block to Aqk and L: with 8 warps, the levels it has done."""
+        block = x.warp & 3
+
+        def done(i, j):  # j even: i ^ j and i ^ (j + 1) lie on the same side of 4
+            if self.warps == 4:
+                return Int32(1)
+            return select_(((i ^ j) >= 4) == ((x.warp >> 2) == 0), Int32(1), Int32(0))
+
+        for n in range(2):
+            for half in range(2):
+                i, j = 8 * half + (x.lane >> 2), n * 8 + 2 * (x.lane & 3)
+                value = [select_(j + r <= i, scores[4 * n + 2 * half + r] * x.scale, Float32(0.0)) for r in range(2)]
+                word = ptx.pack(value[0], value[1], self.pair)
+                ptx.sts_if(done(i, j), 0, self.word(x, x.kd, block, half, 2 * block + n), word)
+            self.put_k_diagonal(x, [scores[8 + 4 * n + r] for r in range(4)], block, n, done)

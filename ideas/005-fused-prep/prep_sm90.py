@@ -53,7 +53,8 @@ from cutlass import Float32, Int32, Int64, select_
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-from . import dyadic, ptx
+from . import ptx
+from .dyadic import Dyadic
 
 CHUNK, BLOCK = 64, 16
 ROW = 128  # bytes of a tile row
@@ -78,7 +79,7 @@ def pick(index: Int32, values):
     return out
 
 
-class KdaPrep:
+class KdaPrep(Dyadic):
     """The jit function of one static configuration (see `build`)."""
 
     def __init__(self, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas):
@@ -287,7 +288,7 @@ class KdaPrep:
             self.row_norms(x)
             cute.arch.sync_threads()
         if cutlass.const_expr(self.dyadic):
-            scores = dyadic.diagonal_scores(self, x)
+            scores = self.diagonal_scores(x)
             cute.arch.sync_threads()
 
         # -- A2 ------------------------------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ class KdaPrep:
         cute.arch.sync_threads()
         self.clear_upper(x)
         if cutlass.const_expr(self.dyadic):
-            dyadic.put(self, x, scores)
+            self.put_diagonal(x, scores)
         else:
             for n in cutlass.range_constexpr(8 // self.warps):
                 self.put_pair(x, scores[n], x.warp + self.warps * n)
@@ -466,12 +467,15 @@ class KdaPrep:
             if self.l2norm:
                 norm_q, norm_k = (self.norm_of(x, side, blk * BLOCK + i4) for side in range(2))
             for i in range(i4, i4 + 4):
+                total = x.sums[i]
+                if self.dyadic:  # cheaper to load again than to hold through phase A1'
+                    total = ptx.lds_vec(x.local + (BLOCK * blk + i) * self.pitch + x.channel * 4, 2, 0, Float32)
                 here = base + ((x.lane >> 2) ^ (i & 7)) * 16
                 q, k = ptx.unpack(ptx.lds(here, i * ROW), pair), ptx.unpack(ptx.lds(here + to_k, i * ROW), pair)
                 if self.l2norm:
                     q, k = [v * norm_q[i - i4] for v in q], [v * norm_k[i - i4] for v in k]
-                fall = [ptx.ex2(x.sums[i][j] + rise[j]) for j in range(2)]
-                grow = [ptx.ex2(shift[j] - x.sums[i][j]) for j in range(2)]
+                fall = [ptx.ex2(total[j] + rise[j]) for j in range(2)]
+                grow = [ptx.ex2(shift[j] - total[j]) for j in range(2)]
                 q_f = ptx.pack(q[0] * fall[0], q[1] * fall[1], pair)
                 ptx.sts(here, q_f, i * ROW)
                 ptx.sts(here + to_k, ptx.pack(k[0] * fall[0], k[1] * fall[1], pair), i * ROW)
