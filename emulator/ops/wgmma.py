@@ -17,9 +17,23 @@ from .integer import read_pred
 SHAPES = {"bf16": 16, "f16": 16, "tf32": 8}
 
 
+class Groups:
+    """Per warp: open group, operations issued and performed, and how many had been issued at the last 16 commits (at most 7 groups can
+    stay open at a wait)."""
+
+    def __init__(self, warps):
+        self.next, self.issued, self.done = (np.zeros(warps, np.int64) for _ in range(3))
+        self.at_commit = np.zeros((warps, 16), np.int64)
+
+    def finished(self, warps, allowed):
+        """Bool per warp: all but the `allowed` latest groups are complete."""
+        g = self.next[warps] - allowed - 1
+        return (g < 0) | (self.done[warps] >= self.at_commit[warps, g % 16])
+
+
 def _groups(m):
     if "wgmma" not in m.units:
-        m.units["wgmma"] = np.zeros(m.batch * m.warps_per_cta, np.int64)
+        m.units["wgmma"] = Groups(m.batch * m.warps_per_cta)
     return m.units["wgmma"]
 
 
@@ -29,12 +43,14 @@ class Mma:
     def __init__(self, m, f, ins, perform):
         self.m, self.f, self.ins, self._perform = m, f, ins, perform
         self.queue, self.where = ("wgmma", int(f.warps[0])), m.where(f)
-        self.group = _groups(m)[f.warps].copy()
+        self.group = int(_groups(m).next[f.warps].max())
+        _groups(m).issued[f.warps] += 1
         self.registers = frozenset(registers(ins.operands[0]))
 
     def perform(self):
         self.m.events += 1
         self._perform(self)
+        _groups(self.m).done[self.f.warps] += 1
         if self.m.watch:
             self.m.watch.async_done(self.m, self)
 
@@ -120,9 +136,9 @@ def mma_async(m, ins, mods):
         m.inflight.check_fence(d_index + a_index, f.warps)
         op = Mma(m, f, ins, perform)
         for i in d_index:
-            m.inflight.mark(i, f.warps, int(op.group.max()))
+            m.inflight.mark(i, f.warps, op.group)
         for i in a_index:
-            m.inflight.mark(i, f.warps, int(op.group.max()), m.inflight.lent)
+            m.inflight.mark(i, f.warps, op.group, m.inflight.lent)
         lead = f.warps * 32
         op.b_words = b_desc[lead].tolist()
         op.a_words = None if in_registers else a_desc[lead].tolist()
@@ -153,7 +169,9 @@ def commit(m, ins, mods):
     def run(f):
         if not f.whole:
             return PARK
-        _groups(m)[f.warps] += 1
+        g, w = _groups(m), f.warps
+        g.at_commit[w, g.next[w] % 16] = g.issued[w]
+        g.next[w] += 1
         return None
     return run
 
@@ -166,18 +184,13 @@ def wait_group(m, ins, mods):
         raise ProtocolError(f"wgmma.wait_group {allowed}: accepted 0 to 7")
 
     def ready(f):
-        limit = _groups(m) - allowed
-        busy = np.zeros(len(limit), bool)
-        for op in m.pending:
-            if isinstance(op, Mma):
-                busy[op.f.warps] |= op.group < limit[op.f.warps]
-        return ~busy[f.lanes >> 5]
+        return _groups(m).finished(f.lanes[::32] >> 5, allowed).repeat(32)
 
     def run(f):
         if not f.whole:
             return PARK
         if ready(f).all():
-            m.inflight.release(f.warps, (_groups(m) - allowed)[f.warps])
+            m.inflight.release(f.warps, (_groups(m).next - allowed)[f.warps])
             if m.watch:
                 m.watch.wait_done(m, f, ins, "wgmma")
             return None
