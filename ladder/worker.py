@@ -238,19 +238,15 @@ def _emulate(arch: str) -> Callable[[], list[str]]:
     from ladder.checks.context import NotRun
 
     try:
-        import emulator
-        from emulator import triton_driver
+        from emulator import EmulatedTarget, triton_driver
     except ImportError as error:
         raise NotRun(f"no GPU here, and the emulator cannot be imported: {error}") from None
     from _common import target
 
     autotune.use_recorded(triton_driver.DEVICES[arch][1])
     device = triton_driver.activate(arch)
-    if not hasattr(emulator, "EmulatedTarget"):  # TODO: drop once it has landed
-        emulator.EmulatedTarget = lambda arch: type("Target", (), {"arch": arch, "device": triton_driver.Device(arch)})()
-    emulated = emulator.EmulatedTarget(arch)
-    target.use(emulated).__enter__()  # for the life of this process
-    return lambda: [launch["kernel"] for d in (device, emulated.device) for launch in d.stats]
+    target.use(EmulatedTarget(device=device)).__enter__()  # for the life of this process
+    return lambda: [launch["kernel"] for launch in device.stats]
 
 
 def _decide(context: Any, task: Task) -> Outcome:
