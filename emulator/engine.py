@@ -415,16 +415,14 @@ class Machine(binding.Operands):
                     self._complete(earlier)
 
     def _complete_one(self):
-        if self.rng is None:
-            op = self.pending[0]
-        else:
-            seen, free = set(), []
-            for i, op in enumerate(self.pending):
-                if op.queue is None or op.queue not in seen:
-                    free.append(i)
-                seen.add(op.queue)
-            op = self.pending[self.rng.choice(free)]
-        self._complete(op)
+        """Perform one operation that is first in its queue: a random one, or without a seed the one issued last, so that what was issued
+        early stays open for as long as it legally can."""
+        seen, free = set(), []
+        for op in self.pending:
+            if op.queue is None or op.queue not in seen:
+                free.append(op)
+            seen.add(op.queue)
+        self._complete(free[-1] if self.rng is None else self.rng.choice(free))
 
     def _complete(self, op):
         self.pending.remove(op)
