@@ -41,10 +41,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.memory import SmemAllocator
 
 CHUNK = 64
 V_TILE = 64
@@ -136,14 +136,14 @@ class KdaState:
 
         self.storage = SharedStorage
         B, HV = qg.shape[0], qg.shape[2]
-        self.kernel(
+        self.kda_state(
             tma_qg, m_qg, tma_w, m_w, tma_kg, m_kg, tma_aqk, m_aqk, tma_u, m_u, tma_o, m_o, g2, h0, ht, scale
         ).launch(grid=(B * HV * (self.V // V_TILE), 1, 1), block=(128, 1, 1), stream=stream)
 
     # ---- device ----------------------------------------------------------------------------------------------------
 
     @cute.kernel
-    def kernel(
+    def kda_state(
         self,
         tma_qg: cute.CopyAtom,
         m_qg: cute.Tensor,
@@ -171,7 +171,7 @@ class KdaState:
 
         # -- shared memory ---------------------------------------------------------------------------------------
         layout_w, layout_kg, layout_aqk, layout_u = self._layouts()
-        smem = utils.SmemAllocator().allocate(self.storage)
+        smem = SmemAllocator().allocate(self.storage)
         s_qg = smem.qg.get_tensor(layout_w.outer, swizzle=layout_w.inner)
         s_w = smem.w.get_tensor(layout_w.outer, swizzle=layout_w.inner)
         s_kg = smem.kg.get_tensor(layout_kg.outer, swizzle=layout_kg.inner)
@@ -303,6 +303,9 @@ class KdaState:
             atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
         warpgroup.wait_group(0)
+
+
+KdaState.kda_state.set_name_prefix("kda_state", remove_cutlass_symbol=True, keep_mangled_name=False)
 
 
 def build(arch: str, K: int, V: int, dtype: str = "bfloat16", has_h0: bool = True, write_ht: bool = True):
