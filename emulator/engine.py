@@ -5,7 +5,7 @@ across the CTAs of a batch; where control flow differs a fragment splits, and fr
 again (the lowest program counter runs first, so they do meet). Blocking instructions leave the fragment waiting; the
 scheduler looks again when something else has run. A seed gives every warp its own fragment and picks what runs at random,
 so that schedules vary; without one the order is fixed and as wide as possible. Both are legal orders of the PTX memory model's
-threads (manual chapter 8); asynchronous operations are completed by the scheduler, as late as it can unless a seed says otherwise.
+threads (manual, "Memory Consistency Model"); asynchronous operations are completed by the scheduler, as late as it can unless a seed says otherwise.
 """
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Machine(binding.Operands):
                 raise ProtocolError(f"{kernel.name} was compiled for block {want}, launched with {tuple(block)}")
 
     def _layout_shared(self, dynamic):
-        """Static variables first, then the dynamic part, which all extern arrays share (manual 5.1.7, 5.4.7)."""
+        """Static variables first, then the dynamic part, which all extern arrays share (manual, "Shared State Space")."""
         offset, self.shared_offsets, align = 0, {}, 16
         for v in [*self.module.variables.values(), *self.kernel.variables.values()]:
             if v.space == "shared":
@@ -153,7 +153,7 @@ class Machine(binding.Operands):
         return self._module_buffers[v.name]
 
     def special(self, ins, name):
-        """Array [lanes] of a special register (manual chapter 10)."""
+        """Array [lanes] of a special register (manual, "Special Registers")."""
         if name in self._special:
             return self._special[name]
         base, _, axis = name[1:].partition(".")

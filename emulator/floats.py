@@ -1,4 +1,4 @@
-"""Floating-point formats and roundings as numpy functions (PTX ISA 9.7.3 to 9.7.5, 9.7.9.21 cvt; modes rn rz rm rp rna)."""
+"""Floating-point formats and roundings as numpy functions (PTX ISA, cvt and "Rounding Modifiers": rn rz rm rp rna)."""
 from __future__ import annotations
 
 import numpy as np

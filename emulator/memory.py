@@ -1,6 +1,6 @@
 """Memory spaces. Global memory is the process's own memory behind registered allocations; every access is checked.
 
-Addresses (PTX ISA, 5.1 State Spaces): shared and local variables live in windows of the generic address space, so that
+Addresses (PTX ISA, "State Spaces"): shared and local variables live in windows of the generic address space, so that
 generic addresses and 32-bit shared addresses can both be used. Window bases are chosen outside any host mapping.
 """
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _span(shape, strides, itemsize):
 
 
 def align_check(address, size, what):
-    """Natural alignment (PTX ISA 6.4.1: addresses must be aligned to the access size)."""
+    """Natural alignment (PTX ISA, "Addresses as Operands": addresses must be aligned to the access size)."""
     if size > 1 and (address & address.dtype.type(size - 1)).any():
         a = int(address[(address & address.dtype.type(size - 1)) != 0][0])
         raise MemoryFault(f"misaligned {what}: address 0x{a:x} is not a multiple of {size}")

@@ -1,7 +1,7 @@
 """Decoder of PTX text: modules, kernels, registers, labels and instructions, with PTX and source line numbers.
 
-Grammar: PTX ISA manual, chapters 4 (Syntax), 5 (State spaces, types, variables), 6 (Instruction operands) and
-11 (Directives). Only the structure is decoded here; what an instruction means is the business of its handler.
+Grammar: PTX ISA manual, chapters "Syntax", "State Spaces, Types, and Variables", "Instruction Operands"
+and "Directives". Only the structure is decoded here; what an instruction means is the business of its handler.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reg:
 
 @dataclass(frozen=True)
 class Special:
-    """Special register such as %tid.x (manual chapter 10)."""
+    """Special register such as %tid.x (manual, "Special Registers")."""
     name: str
 
 

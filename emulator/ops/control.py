@@ -1,4 +1,4 @@
-"""Control flow (PTX ISA 9.7.12) and CTA barriers (9.7.13.1)."""
+"""PTX ISA, "Control Flow Instructions", and barriers of "Parallel Synchronization and Communication Instructions"."""
 import numpy as np
 
 from .. import ptx
@@ -9,7 +9,7 @@ from ..errors import EmulatorError, ProtocolError
 
 @handler("bra")
 def bra(m, ins, mods):
-    """9.7.12.3 bra."""
+    """Control Flow: bra."""
     mods.flag("uni")
     mods.done()
     target = m.kernel.label(ins.scope, getattr(ins.operands[0], "name", None))
@@ -20,19 +20,19 @@ def bra(m, ins, mods):
 
 @handler("brx")
 def brx(m, ins, mods):
-    """9.7.12.4 brx.idx."""
+    """Control Flow: brx.idx."""
     raise unsupported(ins, "indexed branches need .branchtargets lists")
 
 
 @handler("call")
 def call(m, ins, mods):
-    """9.7.12.5 call: functions (device printf, assertions) are not modelled."""
+    """Control Flow: call: functions (device printf, assertions) are not modelled."""
     raise unsupported(ins, "calls need .func bodies and call frames")
 
 
 @handler("ret", "exit")
 def ret(m, ins, mods):
-    """9.7.12.6 ret (from the entry function) and 9.7.12.7 exit."""
+    """Control Flow: ret (from the entry function) and exit."""
     mods.flag("uni")
     mods.done()
     return lambda f: EXIT
@@ -40,7 +40,7 @@ def ret(m, ins, mods):
 
 @handler("trap")
 def trap(m, ins, mods):
-    """9.7.19.4 trap."""
+    """Miscellaneous: trap."""
     def run(f):
         raise EmulatorError("the kernel executed trap")
     return run
@@ -48,7 +48,7 @@ def trap(m, ins, mods):
 
 @handler("pragma", "nop", "nanosleep", "brkpt")
 def no_effect(m, ins, mods):
-    """9.7.19 miscellaneous: nanosleep (9.7.19.2) may return at once; no effect on results."""
+    """Miscellaneous: pragma, brkpt, nanosleep, which may return at once; no effect on results."""
     return lambda f: None
 
 
@@ -71,7 +71,7 @@ def _barrier(m, ins, mods, action):
     everyone = 32 * m.warps_per_cta
 
     def run(f):
-        if not m.complete(f):                        # the count goes up by whole warps (9.7.13.1)
+        if not m.complete(f):                        # the count goes up by whole warps (manual, barrier)
             return PARK
         lead = f.lanes[np.searchsorted(f.lanes, f.warps * 32)]
         ids = barrier[lead].astype(np.int64)
@@ -124,19 +124,19 @@ def m_arrive(m, f, ids, want, sync):
 
 @handler("bar.sync", "barrier.sync", "bar.cta.sync", "barrier.cta.sync")
 def bar_sync(m, ins, mods):
-    """9.7.13.1 bar{rier}{.cta}.sync."""
+    """Parallel Synchronization and Communication: bar{rier}{.cta}.sync."""
     return _barrier(m, ins, mods, "sync")
 
 
 @handler("bar.arrive", "barrier.arrive", "bar.cta.arrive", "barrier.cta.arrive")
 def bar_arrive(m, ins, mods):
-    """9.7.13.1 bar{rier}{.cta}.arrive: does not wait."""
+    """Parallel Synchronization and Communication: bar{rier}{.cta}.arrive: does not wait."""
     return _barrier(m, ins, mods, "arrive")
 
 
 @handler("bar.red", "barrier.red", "bar.cta.red", "barrier.cta.red")
 def bar_red(m, ins, mods):
-    """9.7.13.1 bar{rier}{.cta}.red."""
+    """Parallel Synchronization and Communication: bar{rier}{.cta}.red."""
     return _barrier(m, ins, mods, "red")
 
 
@@ -146,7 +146,7 @@ def mask_operand(m, ins, op):
 
 
 def gather_members(m, f, mask):
-    """PARK if a live lane named in its own membermask has not arrived, else None (9.7.13.2, 9.7.9.6)."""
+    """PARK if a live lane named in its own membermask has not arrived, else None."""
     if f.whole:
         return None
     here = np.bincount(f.lanes >> 5, weights=1 << (f.lanes & 31), minlength=len(m.cta_of_warp)).astype(np.int64)
@@ -162,7 +162,7 @@ def gather_members(m, f, mask):
 
 @handler("bar.warp.sync")
 def bar_warp_sync(m, ins, mods):
-    """9.7.13.2 bar.warp.sync."""
+    """Parallel Synchronization and Communication: bar.warp.sync."""
     mods.done()
     mask = mask_operand(m, ins, ins.operands[0])
 
@@ -176,7 +176,7 @@ def bar_warp_sync(m, ins, mods):
 
 @handler("barrier.cluster.arrive", "barrier.cluster.wait")
 def barrier_cluster(m, ins, mods):
-    """9.7.13.3 barrier.cluster: only clusters of one CTA, where it orders the CTA's own threads: a CTA barrier of its own."""
+    """Parallel Synchronization and Communication: barrier.cluster: only clusters of one CTA, where it orders the CTA's own threads: a CTA barrier of its own."""
     mods.one(("release", "relaxed", "acquire"))
     aligned = mods.flag("aligned")
     mods.done()
@@ -209,7 +209,7 @@ def barrier_cluster(m, ins, mods):
 
 @handler("setmaxnreg")
 def setmaxnreg(m, ins, mods):
-    """9.7.19.5 setmaxnreg: register budget only; checked for the manual's range and multiple."""
+    """Miscellaneous: setmaxnreg: register budget only; checked for the manual's range and multiple."""
     mods.need(("inc", "dec"), "setmaxnreg")
     mods.flag("sync"), mods.flag("aligned")
     kind = mods.type()
@@ -222,7 +222,7 @@ def setmaxnreg(m, ins, mods):
 
 @handler("griddepcontrol")
 def griddepcontrol(m, ins, mods):
-    """9.7.13.14 griddepcontrol: launches run one after another here, so both forms return at once."""
+    """Parallel Synchronization and Communication: griddepcontrol: launches run one after another here, so both forms return at once."""
     mods.need(("launch_dependents", "wait"), "griddepcontrol")
     mods.done()
     return lambda f: None
@@ -230,7 +230,7 @@ def griddepcontrol(m, ins, mods):
 
 @handler("fence", "membar")
 def fence(m, ins, mods):
-    """9.7.13.4 membar / fence: memory is sequentially consistent here; watchers are told, to judge what it orders."""
+    """Parallel Synchronization and Communication: membar / fence: memory is sequentially consistent here; watchers are told, to judge what it orders."""
     what = tuple(mods.left)
     known = {"sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl", "proxy", "async", "alias",
              "async::generic", "sync_restrict::shared::cta", "sync_restrict::shared::cluster", "async.shared::cta",

@@ -1,4 +1,4 @@
-"""cvt, cvt.pack (PTX ISA 9.7.9.21): integers, f16, bf16, f32, f64, tf32, packed halves; all rounding modes."""
+"""PTX ISA, "Data Movement and Conversion Instructions": cvt: integers, f16, bf16, f32, f64, tf32, packed halves; all rounding modes."""
 import numpy as np
 
 from .. import floats
@@ -12,7 +12,7 @@ _FLOATS = ("f16", "bf16", "f32", "f64", "tf32", "f16x2", "bf16x2")
 
 @handler("cvt")
 def cvt(m, ins, mods):
-    """9.7.9.21 cvt.dtype.atype. Packed destinations take two f32: the first goes to the upper half."""
+    """Data Movement and Conversion: cvt.dtype.atype. Packed destinations take two f32: the first goes to the upper half."""
     src, dst = mods.type(), mods.type()
     mode, integral = mods.one(_MODES), mods.one(_INT_ROUND)
     ftz, sat, relu, satfinite = mods.flag("ftz"), mods.flag("sat"), mods.flag("relu"), mods.flag("satfinite")

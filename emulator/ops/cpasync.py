@@ -1,4 +1,4 @@
-"""Non-bulk asynchronous copies (PTX ISA 9.7.9.25.2 and .3): cp.async, commit_group, wait_group, wait_all.
+"""Non-bulk asynchronous copies (PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy"): cp.async, commit_group, wait_group, wait_all.
 
 The copy is performed when a wait (or the scheduler, when a seed is given) completes it: never earlier than issued, and without a
 wait possibly at the very end, so that a missing wait shows.
@@ -67,7 +67,7 @@ def complete(m, f, allowed):
 
 @handler("cp.async")
 def cp_async(m, ins, mods):
-    """9.7.9.25.3.1 cp.async.{ca,cg}.shared.global [dst], [src], cp-size{, src-size}: the rest of cp-size is zero-filled."""
+    """Data Movement and Conversion: cp.async.{ca,cg}.shared.global [dst], [src], cp-size{, src-size}: the rest of cp-size is zero-filled."""
     mods.need(("ca", "cg"), "cp.async")
     mods.need(("shared", "shared::cta"), "cp.async"), mods.need(("global",), "cp.async")
     mods.one(("L2::64B", "L2::128B", "L2::256B")), mods.one(("L2::cache_hint",))
@@ -92,7 +92,7 @@ def cp_async(m, ins, mods):
 
 @handler("cp.async.commit_group")
 def commit_group(m, ins, mods):
-    """9.7.9.25.3.2 cp.async.commit_group."""
+    """Data Movement and Conversion: cp.async.commit_group."""
     mods.done()
 
     def run(f):
@@ -102,7 +102,7 @@ def commit_group(m, ins, mods):
 
 @handler("cp.async.wait_group", "cp.async.wait_all")
 def wait_group(m, ins, mods):
-    """9.7.9.25.3.3 cp.async.wait_group N and wait_all."""
+    """Data Movement and Conversion: cp.async.wait_group N and wait_all."""
     mods.done()
     every = ins.parts[2] == "wait_all"
     allowed = 0 if every else ins.operands[0].value

@@ -1,4 +1,4 @@
-"""Data movement (PTX ISA 9.7.9): mov, ld, st, cvta, prefetch, and atomics (9.7.13.5 atom, 9.7.13.7 red)."""
+"""PTX ISA, "Data Movement and Conversion Instructions": mov, ld, st, cvta, prefetch; atom and red of "Parallel Synchronization"."""
 import numpy as np
 
 from .. import ptx
@@ -11,7 +11,7 @@ SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param"
 
 @handler("mov")
 def mov(m, ins, mods):
-    """9.7.9.3, 9.7.9.4 mov: copy, pack a vector into a scalar, unpack a scalar into a vector, address of a variable."""
+    """Data Movement and Conversion: mov: copy, pack a vector into a scalar, unpack a scalar into a vector, address of a variable."""
     kind = mods.type()
     mods.done()
     dst, src = ins.operands
@@ -131,7 +131,7 @@ def _items(op, count, ins):
 
 @handler("ld", "ldu")
 def ld(m, ins, mods):
-    """9.7.9.8 ld, 9.7.9.9 ld.global.nc, 9.7.9.10 ldu. Registers wider than the type are zero- or sign-extended (9.4.1)."""
+    """Data Movement and Conversion: ld, ld.global.nc, ldu. Registers wider than the type are zero- or sign-extended (manual, operand size exceeding instruction-type size)."""
     kind = mods.type()
     space, count = _qualifiers(ins, mods)
     mods.done()
@@ -170,7 +170,7 @@ def _ld_param(m, ins, kind, count):
 
 @handler("st")
 def st(m, ins, mods):
-    """9.7.9.12 st."""
+    """Data Movement and Conversion: st."""
     if mods.flag("async"):
         raise unsupported(ins, "st.async")
     kind = mods.type()
@@ -189,7 +189,7 @@ def st(m, ins, mods):
 
 @handler("cvta")
 def cvta(m, ins, mods):
-    """9.7.9.20 cvta: between generic addresses and a state space's own."""
+    """Data Movement and Conversion: cvta: between generic addresses and a state space's own."""
     kind, to = mods.type(), mods.flag("to")
     space = mods.need(SPACES, "cvta")
     mods.done()
@@ -209,7 +209,7 @@ def cvta(m, ins, mods):
 
 @handler("isspacep")
 def isspacep(m, ins, mods):
-    """9.7.9.19 isspacep."""
+    """Data Movement and Conversion: isspacep."""
     space = mods.need(SPACES, "isspacep")
     mods.done()
     want = {"shared": 1, "shared::cta": 1, "shared::cluster": 1, "local": 2, "param": 4}.get(space, 0)
@@ -223,13 +223,13 @@ def isspacep(m, ins, mods):
 
 @handler("prefetch", "prefetchu", "applypriority", "discard", "cp.async.bulk.prefetch")
 def prefetch(m, ins, mods):
-    """9.7.9.15 prefetch (prefetch.tensormap too), 9.7.9.16 applypriority, 9.7.9.17 discard: hints; no effect on results."""
+    """Data Movement and Conversion: prefetch (prefetch.tensormap too), applypriority, discard: hints; no effect on results."""
     return lambda f: None
 
 
 @handler("createpolicy")
 def createpolicy(m, ins, mods):
-    """9.7.9.18 createpolicy: an opaque cache policy; zero here."""
+    """Data Movement and Conversion: createpolicy: an opaque cache policy; zero here."""
     d = m.write(ins, ins.operands[0], "b64")
 
     def run(f):
@@ -279,11 +279,11 @@ def _atomic(m, ins, mods, returns):
 
 @handler("atom")
 def atom(m, ins, mods):
-    """9.7.13.5 atom: lanes one after another in lane order (the order is unspecified)."""
+    """Parallel Synchronization and Communication: atom: lanes one after another in lane order (the order is unspecified)."""
     return _atomic(m, ins, mods, True)
 
 
 @handler("red")
 def red(m, ins, mods):
-    """9.7.13.7 red."""
+    """Parallel Synchronization and Communication: red."""
     return _atomic(m, ins, mods, False)

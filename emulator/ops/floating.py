@@ -1,4 +1,4 @@
-"""Floating-point arithmetic (PTX ISA 9.7.3 single/double, 9.7.4 half, 9.7.5 mixed), packed f32x2, f16x2, bf16x2, and the
+"""PTX ISA, "Floating-Point", "Half Precision" and "Mixed Precision Floating-Point Instructions", packed f32x2, f16x2, bf16x2, and the
 opcodes shared with integers (add, sub, mul, mad, min, max, abs, neg, div).
 
 Rounding is exact for every mode. Approximate functions are computed in float64 and rounded to nearest, which lies within the
@@ -98,7 +98,7 @@ def _fma_for(kind):
 
 
 def _mixed(m, ins, mods, kind, count, fn):
-    """9.7.5 mixed precision: the first count-1 sources are f16 or bf16 and widen exactly, the last source and result are f32."""
+    """Mixed Precision Floating-Point: the first count-1 sources are f16 or bf16 and widen exactly, the last source and result are f32."""
     mods.flag("f32")
     mode, sat = mods.one(ROUND, "rn"), mods.flag("sat")
     mods.done()
@@ -113,7 +113,7 @@ def _is_mixed(mods, kind):
 
 @handler("add")
 def add(m, ins, mods):
-    """9.7.1.1, 9.7.3.3, 9.7.4.1 add; 9.7.5.1 add.f32.{f16,bf16}."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: add; Mixed Precision Floating-Point: add.f32.{f16,bf16}."""
     kind = mods.type()
     if _is_mixed(mods, kind):
         return _mixed(m, ins, mods, kind, 2, _add_for("f32"))
@@ -124,7 +124,7 @@ def add(m, ins, mods):
 
 @handler("sub")
 def sub(m, ins, mods):
-    """9.7.1.2, 9.7.3.4, 9.7.4.2 sub; 9.7.5.2 sub.f32.{f16,bf16}."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: sub; Mixed Precision Floating-Point: sub.f32.{f16,bf16}."""
     kind = mods.type()
     if _is_mixed(mods, kind):
         return _mixed(m, ins, mods, kind, 2, _add_for("f32", -1))
@@ -135,14 +135,14 @@ def sub(m, ins, mods):
 
 @handler("mul")
 def mul(m, ins, mods):
-    """9.7.1.3, 9.7.3.5, 9.7.4.3 mul."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: mul."""
     kind = mods.type()
     return _float(m, ins, mods, kind, 2, _mul) if kind in FLOATS else integer.int_mul(m, ins, mods, kind)
 
 
 @handler("fma")
 def fma(m, ins, mods):
-    """9.7.3.6, 9.7.4.4 fma: one rounding; 9.7.5.3 fma.f32.{f16,bf16}."""
+    """Floating-Point / Half Precision Floating-Point: fma: one rounding; Mixed Precision Floating-Point: fma.f32.{f16,bf16}."""
     kind = mods.type()
     if _is_mixed(mods, kind):
         return _mixed(m, ins, mods, kind, 3, _fma_for("f32"))
@@ -153,7 +153,7 @@ def fma(m, ins, mods):
 
 @handler("mad")
 def mad(m, ins, mods):
-    """9.7.1.4 mad; 9.7.3.7 mad.f32 is a fused multiply-add on every target modelled here."""
+    """Integer Arithmetic: mad; Floating-Point: mad.f32 is a fused multiply-add on every target modelled here."""
     kind = mods.type()
     if kind == "f32":
         return _float(m, ins, mods, kind, 3, _fma_for(kind))
@@ -196,13 +196,13 @@ def _extreme(m, ins, mods, largest):
 
 @handler("min")
 def min_(m, ins, mods):
-    """9.7.1.12, 9.7.3.11, 9.7.4.7 min: the number if one operand is NaN, unless .NaN."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: min: the number if one operand is NaN, unless .NaN."""
     return _extreme(m, ins, mods, False)
 
 
 @handler("max")
 def max_(m, ins, mods):
-    """9.7.1.13, 9.7.3.12, 9.7.4.8 max."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: max."""
     return _extreme(m, ins, mods, True)
 
 
@@ -231,19 +231,19 @@ def _sign_op(m, ins, mods, fn):
 
 @handler("neg")
 def neg(m, ins, mods):
-    """9.7.1.11, 9.7.3.10, 9.7.4.5 neg."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: neg."""
     return _sign_op(m, ins, mods, np.negative)
 
 
 @handler("abs")
 def abs_(m, ins, mods):
-    """9.7.1.10, 9.7.3.9, 9.7.4.6 abs."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: abs."""
     return _sign_op(m, ins, mods, np.abs)
 
 
 @handler("copysign")
 def copysign(m, ins, mods):
-    """9.7.3.2 copysign: sign of a, magnitude of b."""
+    """Floating-Point: copysign: sign of a, magnitude of b."""
     kind = mods.type()
     mods.done()
     return integer.binary(m, ins, kind, lambda x, y: np.copysign(y, x))
@@ -251,7 +251,7 @@ def copysign(m, ins, mods):
 
 @handler("testp")
 def testp(m, ins, mods):
-    """9.7.3.1 testp."""
+    """Floating-Point: testp."""
     kind = mods.type()
     tests = {"finite": np.isfinite, "infinite": np.isinf, "number": lambda x: ~np.isnan(x), "notanumber": np.isnan,
              "normal": lambda x: np.isfinite(x) & (np.abs(x) >= np.finfo(x.dtype).tiny),
@@ -267,7 +267,7 @@ def testp(m, ins, mods):
 
 @handler("div")
 def div(m, ins, mods):
-    """9.7.1.8, 9.7.3.8 div: .approx and .full (2 ulp) are computed correctly rounded."""
+    """Integer Arithmetic / Floating-Point: div: .approx and .full (2 ulp) are computed correctly rounded."""
     kind = mods.type()
     if kind not in FLOATS:
         mods.done()
@@ -295,14 +295,14 @@ def _function(fn):
 
 
 _FUNCTIONS = {
-    "rcp": ("9.7.3.13 rcp (approx: 1 ulp; rn correctly rounded)", lambda x: 1 / x),
-    "sqrt": ("9.7.3.15 sqrt (approx: relative error 2^-23; rn correctly rounded)", np.sqrt),
-    "rsqrt": ("9.7.3.16 rsqrt.approx (relative error 2^-22.9)", lambda x: 1 / np.sqrt(x)),
-    "sin": ("9.7.3.18 sin.approx (absolute error 2^-20.5 in [-pi, pi])", np.sin),
-    "cos": ("9.7.3.19 cos.approx (absolute error 2^-20.5 in [-pi, pi])", np.cos),
-    "lg2": ("9.7.3.20 lg2.approx (absolute error 2^-22)", np.log2),
-    "ex2": ("9.7.3.21, 9.7.4.10 ex2.approx (2 ulp; halves 2^-9.9, 2^-7)", np.exp2),
-    "tanh": ("9.7.3.22, 9.7.4.9 tanh.approx (relative error 2^-11)", np.tanh),
+    "rcp": ("Floating-Point: rcp (approx: 1 ulp; rn correctly rounded)", lambda x: 1 / x),
+    "sqrt": ("Floating-Point: sqrt (approx: relative error 2^-23; rn correctly rounded)", np.sqrt),
+    "rsqrt": ("Floating-Point: rsqrt.approx (relative error 2^-22.9)", lambda x: 1 / np.sqrt(x)),
+    "sin": ("Floating-Point: sin.approx (absolute error 2^-20.5 in [-pi, pi])", np.sin),
+    "cos": ("Floating-Point: cos.approx (absolute error 2^-20.5 in [-pi, pi])", np.cos),
+    "lg2": ("Floating-Point: lg2.approx (absolute error 2^-22)", np.log2),
+    "ex2": ("Floating-Point / Half Precision Floating-Point: ex2.approx (2 ulp; halves 2^-9.9, 2^-7)", np.exp2),
+    "tanh": ("Floating-Point / Half Precision Floating-Point: tanh.approx (relative error 2^-11)", np.tanh),
 }
 for _name, (_doc, _fn) in _FUNCTIONS.items():
     _make = _function(_fn)

@@ -1,4 +1,4 @@
-"""Integer, logic, shift, comparison and selection instructions (PTX ISA 9.7.1, 9.7.2, 9.7.6, 9.7.7, 9.7.8)."""
+"""PTX ISA, "Integer Arithmetic", "Comparison and Selection" and "Logic and Shift Instructions"."""
 import numpy as np
 
 from .. import ptx
@@ -27,7 +27,7 @@ def unary(m, ins, kind, fn):
 
 
 def int_add_sub(m, ins, mods, kind, fn):
-    """9.7.1.1 add, 9.7.1.2 sub: integer forms wrap; .sat for s32 saturates."""
+    """Integer Arithmetic: add, sub: integer forms wrap; .sat for s32 saturates."""
     if mods.flag("sat"):
         if kind != "s32":
             raise unsupported(ins, ".sat is for .s32")
@@ -57,7 +57,7 @@ def mul_high(x, y):
 
 
 def int_mul(m, ins, mods, kind):
-    """9.7.1.3 mul: .lo, .hi, .wide."""
+    """Integer Arithmetic: mul: .lo, .hi, .wide."""
     part = mods.need(("lo", "hi", "wide"), "integer mul")
     mods.done()
     if part != "wide":
@@ -72,7 +72,7 @@ def int_mul(m, ins, mods, kind):
 
 
 def int_mad(m, ins, mods, kind):
-    """9.7.1.4 mad: .lo, .hi, .wide."""
+    """Integer Arithmetic: mad: .lo, .hi, .wide."""
     part = mods.need(("lo", "hi", "wide"), "integer mad")
     mods.done()
     out = _WIDE[kind] if part == "wide" else kind
@@ -91,7 +91,7 @@ def int_mad(m, ins, mods, kind):
 
 
 def int_divide(x, y):
-    """Truncating division; division by zero gives all ones, as the hardware sequence does (result is unspecified, 9.7.1.8)."""
+    """Truncating division; division by zero gives all ones, as the hardware sequence does (the manual leaves the result unspecified)."""
     if x.dtype.kind == "u":
         return np.where(y == 0, ~x.dtype.type(0), x // np.where(y == 0, x.dtype.type(1), y))
     safe = np.where(y == 0, x.dtype.type(1), y)
@@ -101,14 +101,14 @@ def int_divide(x, y):
 
 
 def int_remainder(x, y):
-    """9.7.1.9 rem: sign of the dividend."""
+    """Integer Arithmetic: rem: sign of the dividend."""
     safe = np.where(y == 0, x.dtype.type(1), y)
     return np.where(y == 0, x, x - int_divide(x, safe) * safe)
 
 
 @handler("rem")
 def rem(m, ins, mods):
-    """9.7.1.9 rem."""
+    """Integer Arithmetic: rem."""
     kind = mods.type()
     mods.done()
     return binary(m, ins, kind, int_remainder)
@@ -116,7 +116,7 @@ def rem(m, ins, mods):
 
 @handler("mul24", "mad24")
 def mul24(m, ins, mods):
-    """9.7.1.5 mul24 and 9.7.1.6 mad24, .lo: low 32 bits of the 48-bit product of 24-bit operands."""
+    """Integer Arithmetic: mul24, mad24, .lo: low 32 bits of the 48-bit product of 24-bit operands."""
     kind = mods.type()
     mods.need(("lo",), "mul24")
     mods.done()
@@ -159,25 +159,25 @@ def read_pred(m, ins, op):
 
 @handler("and")
 def and_(m, ins, mods):
-    """9.7.8.1 and."""
+    """Logic and Shift: and."""
     return _logic(np.bitwise_and)(m, ins, mods)
 
 
 @handler("or")
 def or_(m, ins, mods):
-    """9.7.8.2 or."""
+    """Logic and Shift: or."""
     return _logic(np.bitwise_or)(m, ins, mods)
 
 
 @handler("xor")
 def xor(m, ins, mods):
-    """9.7.8.3 xor."""
+    """Logic and Shift: xor."""
     return _logic(np.bitwise_xor)(m, ins, mods)
 
 
 @handler("not")
 def not_(m, ins, mods):
-    """9.7.8.4 not."""
+    """Logic and Shift: not."""
     kind = mods.type()
     mods.done()
     return unary(m, ins, kind, np.invert)
@@ -185,7 +185,7 @@ def not_(m, ins, mods):
 
 @handler("cnot")
 def cnot(m, ins, mods):
-    """9.7.8.5 cnot: 1 where the operand is 0."""
+    """Logic and Shift: cnot: 1 where the operand is 0."""
     kind = mods.type()
     mods.done()
     return unary(m, ins, kind, lambda x: (x == 0).astype(x.dtype))
@@ -193,7 +193,7 @@ def cnot(m, ins, mods):
 
 @handler("lop3")
 def lop3(m, ins, mods):
-    """9.7.8.6 lop3.b32: any function of three bits, by truth table."""
+    """Logic and Shift: lop3.b32: any function of three bits, by truth table."""
     mods.type()
     mods.done()
     d = m.write(ins, ins.operands[0], "b32")
@@ -212,7 +212,7 @@ def lop3(m, ins, mods):
 
 @handler("shl", "shr")
 def shift(m, ins, mods):
-    """9.7.8.7 shf family: shl (9.7.8.8) and shr (9.7.8.9); amounts past the width clamp."""
+    """Logic and Shift: shl, shr; amounts past the width clamp."""
     kind = mods.type()
     mods.done()
     d, a = m.write(ins, ins.operands[0], kind), m.read(ins, ins.operands[1], kind)
@@ -233,7 +233,7 @@ def shift(m, ins, mods):
 
 @handler("shf")
 def shf(m, ins, mods):
-    """9.7.8.7 shf.{l,r}.{clamp,wrap}.b32: funnel shift of the 64-bit value {b, a}."""
+    """Logic and Shift: shf.{l,r}.{clamp,wrap}.b32: funnel shift of the 64-bit value {b, a}."""
     mods.type()
     side, mode = mods.need(("l", "r"), "shf"), mods.need(("clamp", "wrap"), "shf")
     mods.done()
@@ -250,7 +250,7 @@ def shf(m, ins, mods):
 
 @handler("bfe")
 def bfe(m, ins, mods):
-    """9.7.1.19 bfe: extract a bit field, sign-extended for signed types."""
+    """Integer Arithmetic: bfe: extract a bit field, sign-extended for signed types."""
     kind = mods.type()
     mods.done()
     d, a = m.write(ins, ins.operands[0], kind), m.read(ins, ins.operands[1], "b" + kind[1:])
@@ -278,7 +278,7 @@ def bfe(m, ins, mods):
 
 @handler("bfi")
 def bfi(m, ins, mods):
-    """9.7.1.20 bfi: insert the low bits of a into b."""
+    """Integer Arithmetic: bfi: insert the low bits of a into b."""
     kind = mods.type()
     mods.done()
     d = m.write(ins, ins.operands[0], kind)
@@ -299,7 +299,7 @@ def bfi(m, ins, mods):
 
 @handler("bmsk")
 def bmsk(m, ins, mods):
-    """9.7.1.24 bmsk.{clamp,wrap}.b32: a mask of `width` ones from `start`."""
+    """Integer Arithmetic: bmsk.{clamp,wrap}.b32: a mask of `width` ones from `start`."""
     mods.type()
     mode = mods.need(("clamp", "wrap"), "bmsk")
     mods.done()
@@ -336,19 +336,19 @@ def _count(fn):
 
 @handler("popc")
 def popc(m, ins, mods):
-    """9.7.1.14 popc."""
+    """Integer Arithmetic: popc."""
     return _count(_popcount)(m, ins, mods)
 
 
 @handler("clz")
 def clz(m, ins, mods):
-    """9.7.1.15 clz."""
+    """Integer Arithmetic: clz."""
     return _count(_clz)(m, ins, mods)
 
 
 @handler("bfind")
 def bfind(m, ins, mods):
-    """9.7.1.16 bfind: position of the highest set bit (of ~a for negative signed a); 0xffffffff if none."""
+    """Integer Arithmetic: bfind: position of the highest set bit (of ~a for negative signed a); 0xffffffff if none."""
     kind = mods.type()
     amount = mods.flag("shiftamt")
     mods.done()
@@ -366,7 +366,7 @@ def bfind(m, ins, mods):
 
 @handler("brev")
 def brev(m, ins, mods):
-    """9.7.1.18 brev."""
+    """Integer Arithmetic: brev."""
     kind = mods.type()
     mods.done()
 
@@ -378,7 +378,7 @@ def brev(m, ins, mods):
 
 @handler("prmt")
 def prmt(m, ins, mods):
-    """9.7.9.7 prmt.b32: pick four bytes of {b, a}; bit 3 of a selector copies the byte's sign. Default mode only."""
+    """Data Movement and Conversion: prmt.b32: pick four bytes of {b, a}; bit 3 of a selector copies the byte's sign. Default mode only."""
     mods.type()
     mods.done()
     d = m.write(ins, ins.operands[0], "b32")
@@ -400,7 +400,7 @@ _BOOL = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def comparison(ins, mods, kind):
-    """9.7.6 and 6.? comparison operators, ordered and unordered, for setp and set."""
+    """Comparison operators, ordered and unordered, for setp and set."""
     names = [*_COMPARE, *(n + "u" for n in ("eq", "ne", "lt", "le", "gt", "ge")), "num", "nan"]
     name = mods.need(names, "comparison")
     is_float = kind in ("f16", "bf16", "f32", "f64")
@@ -418,7 +418,7 @@ def comparison(ins, mods, kind):
 
 @handler("setp")
 def setp(m, ins, mods):
-    """9.7.6.2 setp, with an optional second destination and an optional predicate combined by and, or, xor."""
+    """Comparison and Selection: setp, with an optional second destination and an optional predicate combined by and, or, xor."""
     from .floating import loader
     kind = mods.type()
     combine = mods.one(_BOOL)
@@ -449,7 +449,7 @@ def setp(m, ins, mods):
 
 @handler("set")
 def set_(m, ins, mods):
-    """9.7.6.1 set: integer all-ones or float 1.0 where the comparison holds."""
+    """Comparison and Selection: set: integer all-ones or float 1.0 where the comparison holds."""
     from .floating import loader
     kind, out = mods.type(), mods.type()
     ftz = mods.flag("ftz")
@@ -468,7 +468,7 @@ def set_(m, ins, mods):
 
 @handler("selp")
 def selp(m, ins, mods):
-    """9.7.6.3 selp."""
+    """Comparison and Selection: selp."""
     kind = mods.type()
     mods.done()
     d = m.write(ins, ins.operands[0], kind)
@@ -483,7 +483,7 @@ def selp(m, ins, mods):
 
 @handler("slct")
 def slct(m, ins, mods):
-    """9.7.6.4 slct: by the sign of the third operand."""
+    """Comparison and Selection: slct: by the sign of the third operand."""
     by, kind = mods.type(), mods.type()
     mods.done()
     d = m.write(ins, ins.operands[0], kind)

@@ -1,6 +1,6 @@
-"""Warp matrix instructions (PTX ISA 9.7.14 and 9.7.15): mma.sync, ldmatrix, stmatrix, movmatrix.
+"""Warp matrix instructions (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions"): mma.sync, ldmatrix, stmatrix, movmatrix.
 
-Fragment layouts are the figures of 9.7.14.5 ("Matrix fragments for mma.m16n8k..."): group = lane / 4, member = lane % 4.
+Fragment layouts are the figures of the manual ("Matrix fragments for mma.m16n8k..."): group = lane / 4, member = lane % 4.
 Arithmetic: hw.numerics (exact products, aligned and truncated fp32 accumulation over the K of one instruction).
 """
 import numpy as np
@@ -33,7 +33,7 @@ def _fragment(k, bits):
 
 @handler("mma.sync")
 def mma_sync(m, ins, mods):
-    """9.7.14.5 mma.sync.aligned.m16n8k{4,8,16}: bf16, fp16 and tf32 operands, f32 (or f16) accumulators."""
+    """Warp Level Matrix Multiply-Accumulate: mma.sync.aligned.m16n8k{4,8,16}: bf16, fp16 and tf32 operands, f32 (or f16) accumulators."""
     if not mods.flag("aligned"):
         raise unsupported(ins, "mma.sync without .aligned")
     shape = mods.need(("m16n8k16", "m16n8k8", "m16n8k4"), "mma shape")
@@ -91,7 +91,7 @@ def _matrix_mods(ins, mods):
 
 @handler("ldmatrix")
 def ldmatrix(m, ins, mods):
-    """9.7.14.5.15 ldmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared.b16: row r of matrix i is at lane 8 i + r's address."""
+    """Warp Level Matrix Multiply-Accumulate: ldmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared.b16: row r of matrix i is at lane 8 i + r's address."""
     count, trans = _matrix_mods(ins, mods)
     access, address = Access(m, ins, "shared", 8, 2), m.address(ins, ins.operands[1], "shared")
     dst = [m.write(ins, o, "b32") for o in getattr(ins.operands[0], "items", (ins.operands[0],))]
@@ -112,7 +112,7 @@ def ldmatrix(m, ins, mods):
 
 @handler("stmatrix")
 def stmatrix(m, ins, mods):
-    """9.7.14.5.16 stmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared.b16: the inverse of ldmatrix."""
+    """Warp Level Matrix Multiply-Accumulate: stmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared.b16: the inverse of ldmatrix."""
     count, trans = _matrix_mods(ins, mods)
     access, address = Access(m, ins, "shared", 8, 2), m.address(ins, ins.operands[0], "shared")
     src = [m.read(ins, o, "b32") for o in getattr(ins.operands[1], "items", (ins.operands[1],))]
@@ -133,7 +133,7 @@ def stmatrix(m, ins, mods):
 
 @handler("movmatrix")
 def movmatrix(m, ins, mods):
-    """9.7.14.5.17 movmatrix.sync.aligned.m8n8.trans.b16."""
+    """Warp Level Matrix Multiply-Accumulate: movmatrix.sync.aligned.m8n8.trans.b16."""
     mods.flag("sync"), mods.flag("aligned")
     mods.need(("m8n8",), "shape"), mods.need(("trans",), "movmatrix"), mods.need(("b16",), "type")
     mods.done()

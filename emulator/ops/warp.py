@@ -1,4 +1,4 @@
-"""Warp instructions: shfl (PTX ISA 9.7.9.6), vote, match, redux, activemask, elect (9.7.13.8 to 9.7.13.12)."""
+"""PTX ISA: shfl ("Data Movement and Conversion"), vote, match, redux, activemask, elect ("Parallel Synchronization")."""
 import numpy as np
 
 from .. import ptx
@@ -26,7 +26,7 @@ def back(f, x):
 
 @handler("shfl.sync")
 def shfl(m, ins, mods):
-    """9.7.9.6 shfl.sync.{up,down,bfly,idx}.b32, with an optional in-range predicate d|p."""
+    """Data Movement and Conversion: shfl.sync.{up,down,bfly,idx}.b32, with an optional in-range predicate d|p."""
     mode = mods.need(("up", "down", "bfly", "idx"), "shfl")
     if mods.type() != "b32":
         raise unsupported(ins, "shfl of other than .b32")
@@ -73,7 +73,7 @@ def shfl(m, ins, mods):
 
 @handler("vote.sync")
 def vote(m, ins, mods):
-    """9.7.13.9 vote.sync.{all,any,uni}.pred and .ballot.b32."""
+    """Parallel Synchronization and Communication: vote.sync.{all,any,uni}.pred and .ballot.b32."""
     mode = mods.need(("all", "any", "uni", "ballot"), "vote")
     kind = mods.type()
     mods.done()
@@ -112,13 +112,13 @@ def _members(mask, here):
 
 @handler("match.sync", "match.any.sync", "match.all.sync")
 def match(m, ins, mods):
-    """9.7.13.10 match.sync."""
+    """Parallel Synchronization and Communication: match.sync."""
     raise unsupported(ins, "match.sync")
 
 
 @handler("redux.sync")
 def redux(m, ins, mods):
-    """9.7.13.12 redux.sync: add, min, max on 32-bit integers; and, or, xor; min, max on f32 (sm_100a), with .abs and .NaN."""
+    """Parallel Synchronization and Communication: redux.sync: add, min, max on 32-bit integers; and, or, xor; min, max on f32 (sm_100a), with .abs and .NaN."""
     op = mods.need(("add", "min", "max", "and", "or", "xor"), "redux")
     absolute, nan = mods.flag("abs"), mods.flag("NaN")
     kind = mods.type()
@@ -149,7 +149,7 @@ def redux(m, ins, mods):
 
 @handler("activemask")
 def activemask(m, ins, mods):
-    """9.7.13.11 activemask.b32: the lanes executing together here."""
+    """Parallel Synchronization and Communication: activemask.b32: the lanes executing together here."""
     mods.type()
     mods.done()
     d = m.write(ins, ins.operands[0], "b32")
@@ -163,7 +163,7 @@ def activemask(m, ins, mods):
 
 @handler("elect.sync")
 def elect(m, ins, mods):
-    """9.7.13.13 elect.sync: elects the lowest lane of the membermask (the manual leaves the choice open; it is deterministic)."""
+    """Parallel Synchronization and Communication: elect.sync: elects the lowest lane of the membermask (the manual leaves the choice open; it is deterministic)."""
     mods.done()
     ops = ins.operands
     if not isinstance(ops[0], ptx.Pair):
