@@ -54,10 +54,11 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05, warp
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
 
 DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 ARCHS = ("sm_100a", "sm_103a")
@@ -90,7 +91,7 @@ class StateKernel:
         return SimpleNamespace(h=mma(k, (C, BV, self.K)), o=mma(k, (C, BV, C)), d=mma(mn, (BV, self.K, C)))
 
     def _layouts(self, mma):
-        io, row = self.io, utils.LayoutEnum.ROW_MAJOR
+        io, row = self.io, LayoutEnum.ROW_MAJOR
         return SimpleNamespace(
             qg=sm100.make_smem_layout_a(*mma.h, io, 1),
             w=sm100.make_smem_layout_a(*mma.h, io, 1),
@@ -103,7 +104,7 @@ class StateKernel:
             o=sm100.make_smem_layout_epi(io, row, (C, BV), 1),
             # the images of h and v' as the registers write them: h^T [BV, K], v' [C, BV] with C contiguous
             h_st=sm100.make_smem_layout_epi(io, row, (BV, self.K), 1),
-            vp_st=sm100.make_smem_layout_epi(io, utils.LayoutEnum.COL_MAJOR, (C, BV), 1),
+            vp_st=sm100.make_smem_layout_epi(io, LayoutEnum.COL_MAJOR, (C, BV), 1),
         )
 
     def _storage(self, lay):
@@ -199,7 +200,7 @@ class StateKernel:
         v_tile, head, batch = tile % (V // BV), tile // (V // BV) % HV, tile // (V // BV) // HV
 
         # shared memory
-        mem = utils.SmemAllocator().allocate(self.storage)
+        mem = SmemAllocator().allocate(self.storage)
 
         def view(field, layout):
             return field.get_tensor(layout.outer, swizzle=layout.inner)

@@ -51,10 +51,11 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05, warp
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
 
 DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 ARCHS = ("sm_100a", "sm_103a")
@@ -142,7 +143,7 @@ class StateKernel:
         return SimpleNamespace(h=mma(k, (C, BV, self.K)), o=mma(k, (C, BV, C)), d=mma(mn, (BV, self.K, C)))
 
     def _layouts(self, mma):
-        io, row = self.io, utils.LayoutEnum.ROW_MAJOR
+        io, row = self.io, LayoutEnum.ROW_MAJOR
         return SimpleNamespace(
             qg=sm100.make_smem_layout_a(*mma.h, io, STAGES),
             w=sm100.make_smem_layout_a(*mma.h, io, STAGES),
@@ -156,7 +157,7 @@ class StateKernel:
             g=cute.make_layout((self.K, 1, STAGES)),
             # the images of h and v' as the registers write them: h^T [BV, K], v' [C, BV] with C contiguous
             h_st=sm100.make_smem_layout_epi(io, row, (BV, self.K), STAGES),
-            v_st=sm100.make_smem_layout_epi(io, utils.LayoutEnum.COL_MAJOR, (C, BV), 1),
+            v_st=sm100.make_smem_layout_epi(io, LayoutEnum.COL_MAJOR, (C, BV), 1),
         )
 
     def _storage(self, lay):
@@ -252,7 +253,7 @@ class StateKernel:
         v_tile, head, batch = tile % (V // BV), tile // (V // BV) % HV, tile // (V // BV) // HV
         chunks = (T + C - 1) // C
 
-        mem = utils.SmemAllocator().allocate(self.storage)
+        mem = SmemAllocator().allocate(self.storage)
 
         def view(field, layout):
             return field.get_tensor(layout.outer, swizzle=layout.inner)
@@ -308,6 +309,9 @@ class StateKernel:
     def load(self, tma, s, bars, mma, at):
         """TMA warp: the MMA's operands and the recurrence's inputs, each set into its own two stages."""
         K, cta = self.K, cute.make_layout(1)
+        with cute.arch.elect_one():
+            for atom, _ in vars(tma).values():
+                cpasync.prefetch_descriptor(atom)
 
         def partition(pair, smem, tile, coord, part=None):
             atom, x = pair
