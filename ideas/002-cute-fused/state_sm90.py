@@ -231,7 +231,7 @@ class KdaState:
         # -- h_0 -----------------------------------------------------------------------------------------------------
         coord = thr_state.partition_C(cute.make_identity_tensor((V_TILE, K)))
         if cutlass.const_expr(self.has_h0):
-            for i in cutlass.range_constexpr(cute.size(r_h)):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 r_h[i] = h0[b, hv, coord[i][1], v_id * V_TILE + coord[i][0]]
         else:
             r_h.fill(0.0)
@@ -283,7 +283,7 @@ class KdaState:
             # No barrier here: s_o is next written after the next chunk's sync, which warp 0 reaches past this wait.
 
         if cutlass.const_expr(self.write_ht):
-            for i in cutlass.range_constexpr(cute.size(r_h)):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 ht[b, hv, coord[i][1], v_id * V_TILE + coord[i][0]] = r_h[i]
 
     @staticmethod

@@ -417,7 +417,7 @@ class KdaState:
         )
         coord = thr_state.partition_C(cute.make_identity_tensor((WG_V, K)))
         if cutlass.const_expr(self.has_h0):
-            for i in cutlass.range_constexpr(cute.size(r_h)):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 r_h[i] = h0[b, hv, coord[i][1], v0 + coord[i][0]]
         else:
             r_h.fill(0.0)
@@ -437,7 +437,7 @@ class KdaState:
         self.write_output(x, prev)
 
         if cutlass.const_expr(self.write_ht):
-            for i in cutlass.range_constexpr(cute.size(r_h)):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 ht[b, hv, coord[i][1], v0 + coord[i][0]] = r_h[i]
 
     @cute.jit
