@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from functools import cache
 from typing import Protocol
 
@@ -27,22 +26,27 @@ class Cuda:
         self.load = cache(load_compiled)
 
 
-_current: ContextVar[Target | None] = ContextVar("target", default=None)
+_installed: list[Target] = []  # the last one counts, for every thread of the process
 
 
 def current() -> Target:
     """The installed target, else the visible GPU. Raises RuntimeError where there is neither."""
-    return _current.get() or _cuda()
+    return _installed[-1] if _installed else _cuda()
+
+
+def install(target: Target) -> None:
+    """Run rungs on `target` for the rest of this process."""
+    _installed.append(target)
 
 
 @contextlib.contextmanager
 def use(target: Target) -> Iterator[Target]:
     """Run rungs on `target` inside the block."""
-    token = _current.set(target)
+    install(target)
     try:
         yield target
     finally:
-        _current.reset(token)
+        _installed.remove(target)
 
 
 @cache

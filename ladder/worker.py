@@ -30,10 +30,11 @@ CRASHES = 3  # after so many the rest of a rung's properties are not tried
 
 @dataclass(frozen=True)
 class Task:
-    """One property to decide; cell only for the oracle."""
+    """One property to decide; cell only for the oracle, specs (kernels.kda.hostile) only for named hostile cases."""
 
     property: str
     cell: Cell | None = None
+    specs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Outcome:
     outcome: str
     reason: str = ""
     fatal: bool = False  # the process is of no use any more
+    cases: dict[str, int] | None = None  # of a hostile property: how many passed, refused, inherited, failed
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ def _emulate(arch: str) -> Callable[[], list[str]]:
 
     autotune.use_recorded(triton_driver.DEVICES[arch][1])
     device = triton_driver.activate(arch)
-    target.use(EmulatedTarget(device=device)).__enter__()  # for the life of this process
+    target.install(EmulatedTarget(device=device))
     return lambda: [launch["kernel"] for launch in device.stats]
 
 
@@ -255,14 +257,16 @@ def _decide(context: Any, task: Task) -> Outcome:
 
     try:
         if task.property == checks.ORACLE:
-            checks.values.oracle(context, task.cell)
+            tally = checks.values.oracle(context, task.cell)
+        elif task.specs:
+            tally = checks.hostile.run(context, "", task.specs)
         else:
-            checks.ALL[task.property](context)
-        return Outcome(PASSED)
+            tally = checks.ALL[task.property](context)
+        return Outcome(PASSED, checks.hostile.told(tally), cases=_counts(tally)) if tally else Outcome(PASSED)
     except NotRun as reason:
         return Outcome(NOT_RUN, str(reason))
     except Failure as reason:
-        return Outcome(FAILED, str(reason))
+        return Outcome(FAILED, str(reason), cases=_counts(reason.cases))
     except MemoryError as error:
         return Outcome(FAILED, f"out of memory: {_short(error)}", fatal=True)
     except Exception as error:
@@ -273,6 +277,10 @@ def _decide(context: Any, task: Task) -> Outcome:
         return Outcome(FAILED, f"{type(error).__name__}: {_short(error)}", fatal=_device_lost(context))
     finally:
         _tidy(context)
+
+
+def _counts(tally: dict[str, list[str]] | None) -> dict[str, int] | None:
+    return tally and {kind: len(lines) for kind, lines in tally.items()}
 
 
 def _device_lost(context: Any) -> bool:
