@@ -1,9 +1,10 @@
 """From decoded instructions to Python callables: the handler registry, modifiers, and typed views of operands.
 
-A handler is called once per instruction and launch. It checks every modifier, takes typed arrays for the operands and returns
-a function of a Fragment (the lanes that execute the instruction together). That function returns None to go on to the next
-instruction, an int to jump, or an outcome of engine.py (Wait, PARK, EXIT).
+A handler is called once per instruction and launch. It checks every modifier, takes typed arrays for the operands
+and returns a function of a Fragment (the lanes that execute the instruction together). That function returns None to
+go on to the next instruction, an int to jump, or an outcome of engine.py (Wait, PARK, EXIT).
 """
+
 from __future__ import annotations
 
 import importlib
@@ -14,22 +15,43 @@ from . import ptx
 from .errors import UnsupportedInstruction
 from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 
-DTYPES = {"pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16,
-          "s16": np.int16, "f16": np.float16, "bf16": np.uint16, "b32": np.uint32, "u32": np.uint32, "s32": np.int32,
-          "f32": np.float32, "tf32": np.uint32, "f16x2": np.uint32, "bf16x2": np.uint32, "b64": np.uint64, "u64": np.uint64,
-          "s64": np.int64, "f64": np.float64, "f32x2": np.uint64}
+DTYPES = {
+    "pred": np.bool_,
+    "b8": np.uint8,
+    "u8": np.uint8,
+    "s8": np.int8,
+    "b16": np.uint16,
+    "u16": np.uint16,
+    "s16": np.int16,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "b32": np.uint32,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "f32": np.float32,
+    "tf32": np.uint32,
+    "f16x2": np.uint32,
+    "bf16x2": np.uint32,
+    "b64": np.uint64,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "f64": np.float64,
+    "f32x2": np.uint64,
+}
 BYTES = dict(ptx.TYPE_BYTES, pred=1)
 _HANDLERS = {}
 
 
 def handler(*opcodes):
     """Register a handler for opcodes (dotted prefixes; the longest that matches an instruction wins)."""
+
     def register(fn):
         for name in opcodes:
             if name in _HANDLERS:
                 raise ValueError(f"two handlers for {name}")
             _HANDLERS[name] = fn
         return fn
+
     return register
 
 
@@ -40,8 +62,20 @@ def handlers():
 
 
 def _load():
-    for name in ("integer", "floating", "convert", "data", "control", "warp", "mma", "cpasync", "mbarrier", "tma", "wgmma",
-                 "tcgen05"):
+    for name in (
+        "integer",
+        "floating",
+        "convert",
+        "data",
+        "control",
+        "warp",
+        "mma",
+        "cpasync",
+        "mbarrier",
+        "tma",
+        "wgmma",
+        "tcgen05",
+    ):
         try:
             importlib.import_module(f"emulator.ops.{name}")
         except ModuleNotFoundError as e:
@@ -103,7 +137,9 @@ def bind(machine, ins):
             run = make(machine, ins, Mods(ins, parts[n:]))
             break
     else:
-        raise unsupported(ins, f"no handler for opcode {parts[0]}; add one under emulator/ops (README, 'Adding an instruction')")
+        raise unsupported(
+            ins, f"no handler for opcode {parts[0]}; add one under emulator/ops (README, 'Adding an instruction')"
+        )
     run = machine.inflight.guard(machine, ins, run)
     return run if ins.predicate is None else _predicated(machine, ins, run)
 
@@ -123,11 +159,13 @@ def _predicated(machine, ins, run):
         part = f.where(mask)
         r = run(part)
         return None if r is None else (part, r, f.where(~mask))
+
     return guarded
 
 
 class Operands:
-    """Typed arrays over all lanes of a batch for registers, immediates, special registers and symbols (mixin of Machine)."""
+    """Typed arrays over all lanes of a batch for registers, immediates, special registers and symbols (mixin of
+    Machine)."""
 
     def register(self, index):
         a = self.regs[index]
@@ -137,8 +175,11 @@ class Operands:
                 raise UnsupportedInstruction(f"registers of type .{kind} are not modelled")
             size = BYTES[kind]
             # undefined registers hold ones, NaN in every float format; predicates false
-            a = self.regs[index] = np.zeros(self.lanes, np.bool_) if kind == "pred" else \
-                np.full(self.lanes, (1 << 8 * size) - 1, f"u{size}")
+            a = self.regs[index] = (
+                np.zeros(self.lanes, np.bool_)
+                if kind == "pred"
+                else np.full(self.lanes, (1 << 8 * size) - 1, f"u{size}")
+            )
         return a
 
     def read(self, ins, op, kind, wide=False):
@@ -153,12 +194,15 @@ class Operands:
             if a.itemsize == dtype.itemsize:
                 return a.view(dtype)
             if wide and a.itemsize > dtype.itemsize:
-                return a.view(dtype)[::a.itemsize // dtype.itemsize]
+                return a.view(dtype)[:: a.itemsize // dtype.itemsize]
             raise unsupported(ins, f"{op.name} is .{op.type}, the instruction wants .{kind}")
         if isinstance(op, ptx.Not):
             raise unsupported(ins, "negated predicate operands are not modelled here")
-        return np.broadcast_to(self.constant(ins, op, kind, dtype), (self.lanes,)) if not isinstance(op, ptx.Special) \
+        return (
+            np.broadcast_to(self.constant(ins, op, kind, dtype), (self.lanes,))
+            if not isinstance(op, ptx.Special)
             else self.special(ins, op.name).astype(dtype)
+        )
 
     def constant(self, ins, op, kind, dtype):
         """Value of an immediate or the address of a symbol, as a scalar of dtype."""
@@ -171,8 +215,13 @@ class Operands:
                 return dtype.type(op.value)
             value = op.value
         else:
-            value = np.uint32(op.value).view(np.float32) if op.kind == "f32" else \
-                np.uint64(op.value).view(np.float64) if op.kind == "f64" else np.float64(op.value)
+            value = (
+                np.uint32(op.value).view(np.float32)
+                if op.kind == "f32"
+                else np.uint64(op.value).view(np.float64)
+                if op.kind == "f64"
+                else np.float64(op.value)
+            )
             if dtype.kind == "f":
                 return dtype.type(value)
             value = int(value.view(f"u{value.itemsize}"))
@@ -218,7 +267,8 @@ class Operands:
         raise unsupported(ins, f"symbol {name} is not declared in this module")
 
     def address(self, ins, op, space):
-        """Function fragment -> uint64 addresses of an Addr operand; shared offsets stay offsets, params are PARAM_WINDOW."""
+        """Function fragment -> uint64 addresses of an Addr operand; shared offsets stay offsets, params are
+        PARAM_WINDOW."""
         if not isinstance(op, ptx.Addr):
             raise unsupported(ins, f"operand {op} is not an address")
         offset = op.offset

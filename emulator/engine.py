@@ -1,12 +1,14 @@
 """The machine: fragments of lanes that execute together, the scheduler, barriers and the launch.
 
-A Fragment is any set of lanes at one program counter. Lanes that agree run as one numpy operation, across the warps of a CTA and
-across the CTAs of a batch; where control flow differs a fragment splits, and fragments that meet at the same instruction join
-again (the lowest program counter runs first, so they do meet). Blocking instructions leave the fragment waiting; the
-scheduler looks again when something else has run. A seed gives every warp its own fragment and picks what runs at random,
-so that schedules vary; without one the order is fixed and as wide as possible. Both are legal orders of the PTX memory model's
-threads (manual, "Memory Consistency Model"); asynchronous operations are completed by the scheduler, as late as it can unless a seed says otherwise.
+A Fragment is any set of lanes at one program counter. Lanes that agree run as one numpy operation, across the warps
+of a CTA and across the CTAs of a batch; where control flow differs a fragment splits, and fragments that meet at the
+same instruction join again (the lowest program counter runs first, so they do meet). Blocking instructions leave the
+fragment waiting; the scheduler looks again when something else has run. A seed gives every warp its own fragment and
+picks what runs at random, so that schedules vary; without one the order is fixed and as wide as possible. Both are
+legal orders of the PTX memory model's threads (manual, "Memory Consistency Model"); asynchronous operations are
+completed by the scheduler, as late as it can unless a seed says otherwise.
 """
+
 from __future__ import annotations
 
 import random
@@ -18,9 +20,9 @@ from .errors import Deadlock, EmulatorError, ProtocolError
 from .inflight import InFlight
 from .memory import Buffer, GlobalMemory, WindowMemory
 
-LANE_BUDGET = 8192            # lanes executed together, at most
-BYTE_BUDGET = 512 << 20       # registers and shared memory of a batch
-QUANTUM = 200_000             # instructions before a fragment must let others of its kind run (spin loops)
+LANE_BUDGET = 8192  # lanes executed together, at most
+BYTE_BUDGET = 512 << 20  # registers and shared memory of a batch
+QUANTUM = 200_000  # instructions before a fragment must let others of its kind run (spin loops)
 
 
 class _Signal:
@@ -32,7 +34,7 @@ class _Signal:
 
 
 EXIT = _Signal("EXIT")
-PARK = _Signal("PARK")        # the instruction needs more lanes of the warp: wait for them to arrive
+PARK = _Signal("PARK")  # the instruction needs more lanes of the warp: wait for them to arrive
 
 
 class Wait:
@@ -45,6 +47,7 @@ class Wait:
 
 class Fragment:
     """Lanes of a batch (sorted indices; `sel` is a slice where they are contiguous) with one program counter."""
+
     __slots__ = ("machine", "sel", "n", "pc", "crew", "tired", "_lanes", "_warps", "_whole")
 
     def __init__(self, machine, lanes, pc, crew=0):
@@ -80,14 +83,32 @@ class Fragment:
 class Machine(binding.Operands):
     """One launch of one kernel. Built once, its instruction callables serve every batch of CTAs."""
 
-    def __init__(self, module, kernel, grid, block, smem, params, memory: GlobalMemory, arch, seed=None, watch=None,
-                 cluster=(1, 1, 1)):
+    def __init__(
+        self,
+        module,
+        kernel,
+        grid,
+        block,
+        smem,
+        params,
+        memory: GlobalMemory,
+        arch,
+        seed=None,
+        watch=None,
+        cluster=(1, 1, 1),
+    ):
         self.module, self.kernel, self.memory, self.arch, self.watch = module, kernel, memory, arch, watch
         self.grid, self.block, self.cluster = grid, block, cluster
         self.rng = None if seed is None else random.Random(seed)
         self.seed = seed
-        self.params = Buffer(np.frombuffer(bytes(params).ljust(-(-len(params) // 16) * 16 + 16, b"\0"), np.uint8), 0, 0,
-                             len(params), "parameters", writable=False)
+        self.params = Buffer(
+            np.frombuffer(bytes(params).ljust(-(-len(params) // 16) * 16 + 16, b"\0"), np.uint8),
+            0,
+            0,
+            len(params),
+            "parameters",
+            writable=False,
+        )
         threads = block[0] * block[1] * block[2]
         self.threads, self.warps_per_cta = threads, -(-threads // 32)
         self.lanes_per_cta = 32 * self.warps_per_cta
@@ -98,7 +119,7 @@ class Machine(binding.Operands):
         self.lanes = self.batch * self.lanes_per_cta
         self.regs = [None] * len(kernel.registers)
         self.code = [None] * len(kernel.code) + [lambda f: EXIT]
-        self.counts = [0] * len(self.code)          # warp instructions executed, per instruction
+        self.counts = [0] * len(self.code)  # warp instructions executed, per instruction
         self.lane = np.arange(self.lanes)
         self.cta_of_lane = self.lane // self.lanes_per_cta
         self.cta_of_warp = np.arange(self.batch * self.warps_per_cta) // self.warps_per_cta
@@ -108,7 +129,7 @@ class Machine(binding.Operands):
         self.shared = WindowMemory("shared memory", self.batch, self.shared_size)
         self.local = WindowMemory("local memory", self.lanes, kernel.local_size) if kernel.local_size else None
         self.inflight = InFlight(kernel)
-        self.units = {}                              # state of asynchronous units, made by their handlers
+        self.units = {}  # state of asynchronous units, made by their handlers
         self._module_buffers = {}
         self._special = {}
         if kernel.directives.get("reqntid"):
@@ -117,7 +138,8 @@ class Machine(binding.Operands):
                 raise ProtocolError(f"{kernel.name} was compiled for block {want}, launched with {tuple(block)}")
 
     def _layout_shared(self, dynamic):
-        """Static variables first, then the dynamic part, which all extern arrays share (manual, "Shared State Space")."""
+        """Static variables first, then the dynamic part, which all extern arrays share (manual, "Shared State
+        Space")."""
         offset, self.shared_offsets, align = 0, {}, 16
         for v in [*self.module.variables.values(), *self.kernel.variables.values()]:
             if v.space == "shared":
@@ -134,8 +156,11 @@ class Machine(binding.Operands):
         self.dynamic_offset, self.shared_size = offset, offset + dynamic
 
     def _batch_size(self):
-        per_cta = self.lanes_per_cta * (sum(binding.BYTES.get(t, 16) for _, t in self.kernel.registers)
-                                        + self.kernel.local_size) + self.shared_size
+        per_cta = (
+            self.lanes_per_cta
+            * (sum(binding.BYTES.get(t, 16) for _, t in self.kernel.registers) + self.kernel.local_size)
+            + self.shared_size
+        )
         n = max(1, min(LANE_BUDGET // self.lanes_per_cta, BYTE_BUDGET // max(per_cta, 1), self.ctas))
         cluster = self.cluster[0] * self.cluster[1] * self.cluster[2]
         return max(cluster, n // cluster * cluster)
@@ -145,7 +170,7 @@ class Machine(binding.Operands):
         if v.name not in self._module_buffers:
             data = np.zeros(v.size + 16, np.uint8)
             skip = -data.ctypes.data % 16
-            data = data[skip:skip + v.size]
+            data = data[skip : skip + v.size]
             if v.init:
                 data[:] = np.frombuffer(v.init, np.uint8)
             self.memory.register(data.ctypes.data, v.size, f"variable {v.name}", v.space == "global", data)
@@ -159,12 +184,16 @@ class Machine(binding.Operands):
         base, _, axis = name[1:].partition(".")
         k = "xyzw".find(axis) if axis else None
         t, b = self.tid.astype(np.uint32), self.block
-        fixed = {"ntid": self.block, "nctaid": self.grid, "cluster_nctaid": self.cluster,
-                 "nclusterid": tuple(g // c for g, c in zip(self.grid, self.cluster))}
+        fixed = {
+            "ntid": self.block,
+            "nctaid": self.grid,
+            "cluster_nctaid": self.cluster,
+            "nclusterid": tuple(g // c for g, c in zip(self.grid, self.cluster)),
+        }
         if base == "tid":
             a = [t % b[0], t // b[0] % b[1], t // (b[0] * b[1])][k]
         elif base == "ctaid":
-            return self.ctaid[:, k]                   # changes from batch to batch: a view, not a copy
+            return self.ctaid[:, k]  # changes from batch to batch: a view, not a copy
         elif base in fixed:
             a = np.full(self.lanes, fixed[base][k])
         elif base == "laneid":
@@ -182,8 +211,13 @@ class Machine(binding.Operands):
                 a = {"gt": ~(eq * np.uint64(2) - one), "ge": ~(eq - one)}[base[9:]] & np.uint64(0xFFFFFFFF)
         elif base == "dynamic_smem_size":
             a = np.full(self.lanes, self.dynamic_smem)
-        elif base in ("cluster_ctarank", "cluster_nctarank", "clusterid", "cluster_ctaid", "is_explicit_cluster") \
-                and self.cluster == (1, 1, 1):
+        elif base in (
+            "cluster_ctarank",
+            "cluster_nctarank",
+            "clusterid",
+            "cluster_ctaid",
+            "is_explicit_cluster",
+        ) and self.cluster == (1, 1, 1):
             if base == "clusterid":
                 return self.ctaid[:, k]
             a = np.full(self.lanes, 1 if base == "cluster_nctarank" else 0)
@@ -215,16 +249,17 @@ class Machine(binding.Operands):
         for a in self.regs:
             if a is not None:
                 _poison(a)
-        self.shared.data.fill(0xFF)                  # what nobody wrote reads as NaN
+        self.shared.data.fill(0xFF)  # what nobody wrote reads as NaN
         self.live = self.exists & (self.cta_of_lane < count)
         self.barrier_count = np.zeros((self.batch, 16), np.int64)
         self.barrier_generation = np.zeros((self.batch, 16), np.int64)
         self.barrier_expected = np.zeros((self.batch, 16), np.int64)
         self.barrier_pred = {}
-        self.pending = []                            # asynchronous operations not yet performed, oldest first
+        self.performing = None  # the asynchronous operation being performed
+        self.pending = []  # asynchronous operations not yet performed, oldest first
         self.units.clear()
         self.inflight.reset(self.batch * self.warps_per_cta)
-        self.at_end = []                             # checks of asynchronous units after the last warp has exited
+        self.at_end = []  # checks of asynchronous units after the last warp has exited
         self.events, self.polled, self.expired, self.expired_at = 0, -1, set(), 0
         self.runnable, self.blocked, self.parked = [], [], []
         if self.watch:
@@ -318,7 +353,7 @@ class Machine(binding.Operands):
         self._add(f)
 
     def _outcome(self, f, r):
-        if type(r) is tuple:                          # predicated: some lanes do it, the rest go on
+        if type(r) is tuple:  # predicated: some lanes do it, the rest go on
             part, inner, rest = r
             rest.pc, part.pc = f.pc + 1, f.pc
             self._add(rest)
@@ -333,7 +368,7 @@ class Machine(binding.Operands):
             self._park(f)
         elif isinstance(r, Wait):
             self.blocked.append((f, r))
-            self.polled = -1                         # it may be satisfied already, for some lanes
+            self.polled = -1  # it may be satisfied already, for some lanes
         else:
             raise TypeError(f"handler returned {r!r}")
 
@@ -403,20 +438,23 @@ class Machine(binding.Operands):
     # ---- asynchronous operations ---------------------------------------------------------------------------------
 
     def submit(self, operation):
-        """Queue an asynchronous operation: an object with `queue` (operations of one queue stay in order; None = free) and
-        `perform()`. It is performed later, when the scheduler chooses."""
+        """Queue an asynchronous operation: an object with `queue` (operations of one queue stay in order; None =
+        free) and `perform()`. It is performed later, when the scheduler chooses."""
         self.pending.append(operation)
 
     def force(self, register, f):
-        """Perform the pending operations that write `register` of f's warps, and what comes before them in their queues."""
-        for op in [p for p in self.pending if register in getattr(p, "registers", ()) and np.isin(p.f.warps, f.warps).any()]:
+        """Perform the pending operations that write `register` of f's warps, and what comes before them in their
+        queues."""
+        for op in [
+            p for p in self.pending if register in getattr(p, "registers", ()) and np.isin(p.f.warps, f.warps).any()
+        ]:
             if op in self.pending:
-                for earlier in [p for p in self.pending[:self.pending.index(op) + 1] if p.queue == op.queue]:
+                for earlier in [p for p in self.pending[: self.pending.index(op) + 1] if p.queue == op.queue]:
                     self._complete(earlier)
 
     def _complete_one(self):
-        """Perform one operation that is first in its queue: a random one, or without a seed the one issued last, so that what was issued
-        early stays open for as long as it legally can."""
+        """Perform one operation that is first in its queue: a random one, or without a seed the one issued last, so
+        that what was issued early stays open for as long as it legally can."""
         seen, free = set(), []
         for op in self.pending:
             if op.queue is None or op.queue not in seen:
@@ -426,6 +464,7 @@ class Machine(binding.Operands):
 
     def _complete(self, op):
         self.pending.remove(op)
+        self.performing = op
         try:
             op.perform()
         except EmulatorError as e:
@@ -444,7 +483,9 @@ class Machine(binding.Operands):
         ins = self.kernel.code[f.pc] if f.pc < len(self.kernel.code) else None
         ctas = np.unique(self.cta_of_lane[f.lanes])
         warps = np.unique(f.lanes % self.lanes_per_cta >> 5)
-        text = f"kernel {self.kernel.name}, CTA {self.cta_name(ctas[0])}" + (f" and {len(ctas) - 1} more" if len(ctas) > 1 else "")
+        text = f"kernel {self.kernel.name}, CTA {self.cta_name(ctas[0])}" + (
+            f" and {len(ctas) - 1} more" if len(ctas) > 1 else ""
+        )
         text += f", warp {_ranges(warps)}, {f.n} lanes"
         if ins is not None:
             text += f", PTX line {ins.line}: {ins.text[:120]}"

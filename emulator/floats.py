@@ -1,4 +1,5 @@
 """Floating-point formats and roundings as numpy functions (PTX ISA, cvt and "Rounding Modifiers": rn rz rm rp rna)."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -78,7 +79,7 @@ def to_tf32(x, mode="rna"):
 
 def flush(x):
     """.ftz: subnormal float32 to zero of the same sign."""
-    small = np.abs(x) < F32(2.0 ** -126)
+    small = np.abs(x) < F32(2.0**-126)
     return np.where(small, np.copysign(F32(0), x), x) if small.any() else x
 
 

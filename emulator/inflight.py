@@ -1,10 +1,12 @@
 """Registers that asynchronous instructions own: results of tcgen05.ld and wgmma before their wait, operands of wgmma.
 
-PTX ISA: tcgen05.wait::ld must come before a register loaded by tcgen05.ld is used, wgmma.wait_group before an accumulator (or an A
-register) of wgmma.mma_async is touched, and wgmma.fence after such a register was written and before the next wgmma reads it.
-Compilers move register copies (mov) across these instructions, which the assembler sees through, so a copy of a register in flight
-is in flight too, and a copy into a wgmma operand does not count as a write. Everything else that touches one raises ProtocolError.
+PTX ISA: tcgen05.wait::ld must come before a register loaded by tcgen05.ld is used, wgmma.wait_group before an
+accumulator (or an A register) of wgmma.mma_async is touched, and wgmma.fence after such a register was written and
+before the next wgmma reads it. Compilers move register copies (mov) across these instructions, which the assembler
+sees through, so a copy of a register in flight is in flight too, and a copy into a wgmma operand does not count as a
+write. Everything else that touches one raises ProtocolError.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -29,8 +31,9 @@ def registers(op):
 
 
 class InFlight:
-    """Per register and warp: 0, or 1 + the group whose completion frees it. `busy`: results to come; `lent`: A operands of wgmma, which
-    may be read but not written; `dirty`: wgmma operands written since the warp's last wgmma.fence."""
+    """Per register and warp: 0, or 1 + the group whose completion frees it. `busy`: results to come; `lent`: A
+    operands of wgmma, which may be read but not written; `dirty`: wgmma operands written since the warp's last
+    wgmma.fence."""
 
     def __init__(self, kernel):
         self.names = kernel.registers
@@ -104,12 +107,15 @@ class InFlight:
             if self.busy:
                 i = self.touched(used, f.warps)
                 if i is not None:
-                    raise ProtocolError(f"register {self.name(i)} belongs to an asynchronous operation that this warp has not waited "
-                                        "for (tcgen05.wait::ld or wgmma.wait_group is missing)")
+                    raise ProtocolError(
+                        f"register {self.name(i)} belongs to an asynchronous operation that this warp has not waited "
+                        "for (tcgen05.wait::ld or wgmma.wait_group is missing)"
+                    )
             self.check_lent(written, f)
             for i in written:
                 self.dirty.setdefault(i, np.zeros(self.warps, bool))[f.warps] = True
             return run(f)
+
         return guarded
 
     def _guard_move(self, m, ins, run):
@@ -120,7 +126,7 @@ class InFlight:
             if self.busy:
                 i = self.touched(src, f.warps)
                 if i is not None:
-                    m.force(i, f)                    # the copy needs a value: the operation happens now at the latest
+                    m.force(i, f)  # the copy needs a value: the operation happens now at the latest
                     r = run(f)
                     for s in src:
                         if s in self.busy:
@@ -128,20 +134,25 @@ class InFlight:
                                 self.mark(d, f.warps, self.busy[s][f.warps].max() - 1)
                     return r
             return run(f)
+
         return moved
 
     def check_lent(self, written, f):
         i = self.touched(written, f.warps, self.lent) if self.lent else None
         if i is not None:
-            raise ProtocolError(f"register {self.name(i)} is written while a wgmma that reads it has not been waited for "
-                                "(wgmma.wait_group is missing)")
+            raise ProtocolError(
+                f"register {self.name(i)} is written while a wgmma that reads it has not been waited for "
+                "(wgmma.wait_group is missing)"
+            )
 
     def check_fence(self, indices, warps):
         """wgmma is about to use these registers: were they written since the warp's last wgmma.fence?"""
         for i in indices:
             a = self.dirty.get(i)
             if a is not None and a[warps].any():
-                raise ProtocolError(f"wgmma uses register {self.name(i)}, written since the last wgmma.fence of this warp")
+                raise ProtocolError(
+                    f"wgmma uses register {self.name(i)}, written since the last wgmma.fence of this warp"
+                )
 
     def fence(self, warps):
         for i in list(self.dirty):

@@ -1,4 +1,5 @@
 """Launching kernels: parameter blocks, devices and the public `run`."""
+
 from __future__ import annotations
 
 import functools
@@ -11,8 +12,22 @@ from .engine import Machine
 from .errors import EmulatorError
 from .memory import GlobalMemory
 
-_PACK = {("u", 8): "<Q", ("u", 4): "<I", ("u", 2): "<H", ("u", 1): "<B", ("s", 8): "<q", ("s", 4): "<i", ("s", 2): "<h",
-         ("s", 1): "<b", ("f", 4): "<f", ("f", 8): "<d", ("b", 8): "<Q", ("b", 4): "<I", ("b", 2): "<H", ("b", 1): "<B"}
+_PACK = {
+    ("u", 8): "<Q",
+    ("u", 4): "<I",
+    ("u", 2): "<H",
+    ("u", 1): "<B",
+    ("s", 8): "<q",
+    ("s", 4): "<i",
+    ("s", 2): "<h",
+    ("s", 1): "<b",
+    ("f", 4): "<f",
+    ("f", 8): "<d",
+    ("b", 8): "<Q",
+    ("b", 4): "<I",
+    ("b", 2): "<H",
+    ("b", 1): "<B",
+}
 
 
 @functools.lru_cache(maxsize=64)
@@ -28,8 +43,9 @@ def triple(x):
 
 
 def parameter_block(kernel, values, memory):
-    """Bytes of the kernel's parameters. Tensors and arrays are registered in `memory` and passed as addresses; ints and floats are
-    packed by the declared type; bytes are taken as they are. Raises EmulatorError naming the parameter that does not fit."""
+    """Bytes of the kernel's parameters. Tensors and arrays are registered in `memory` and passed as addresses; ints
+    and floats are packed by the declared type; bytes are taken as they are. Raises EmulatorError naming the
+    parameter that does not fit."""
     if len(values) != len(kernel.params):
         raise EmulatorError(f"{kernel.name} takes {len(kernel.params)} parameters, {len(values)} were given")
     end = max((p.offset + p.size for p in kernel.params), default=0)
@@ -45,10 +61,12 @@ def parameter_block(kernel, values, memory):
                 v = float(v) if p.type[0] == "f" else int(v)
                 raw = struct.pack(fmt.lower() if fmt[0] != "f" and v < 0 else fmt, v)
             except (KeyError, struct.error, TypeError, ValueError) as e:
-                raise EmulatorError(f"parameter {p.name} of {kernel.name} is .{p.type} ({p.size} bytes): cannot hold {v!r}: {e}")
+                raise EmulatorError(
+                    f"parameter {p.name} of {kernel.name} is .{p.type} ({p.size} bytes): cannot hold {v!r}: {e}"
+                )
         if len(raw) != p.size:
             raise EmulatorError(f"parameter {p.name} of {kernel.name} has {p.size} bytes, {len(raw)} were given")
-        block[p.offset:p.offset + p.size] = raw
+        block[p.offset : p.offset + p.size] = raw
     return bytes(block)
 
 
@@ -67,10 +85,11 @@ class Device:
         self.arch, self.seed, self.watch = arch, seed, watch
         self.memory = GlobalMemory()
         self.stats = []
-        self.on_launch = None            # called with (kernel name, grid, memory) before each Triton launch
+        self.on_launch = None  # called with (kernel name, grid, memory) before each Triton launch
 
     def launch(self, text, kernel, grid, block, smem, params, cluster=(1, 1, 1), memory=None):
-        """Run one kernel of PTX `text` to completion. params: a list (see parameter_block) or the whole block as bytes."""
+        """Run one kernel of PTX `text` to completion. params: a list (see parameter_block) or the whole block as
+        bytes."""
         module = decode(text)
         if kernel is None and len(module.kernels) == 1:
             kernel = next(iter(module.kernels))
@@ -78,8 +97,19 @@ class Device:
             raise EmulatorError(f"no kernel {kernel!r} in the module; it has {', '.join(module.kernels) or 'none'}")
         entry, memory = module.kernels[kernel], memory if memory is not None else self.memory
         raw = bytes(params) if isinstance(params, (bytes, bytearray)) else parameter_block(entry, list(params), memory)
-        machine = Machine(module, entry, triple(grid), triple(block), int(smem), raw, memory, self.arch, self.seed, self.watch,
-                          triple(cluster))
+        machine = Machine(
+            module,
+            entry,
+            triple(grid),
+            triple(block),
+            int(smem),
+            raw,
+            memory,
+            self.arch,
+            self.seed,
+            self.watch,
+            triple(cluster),
+        )
         machine.run()
         self.stats.append(_statistics(machine))
         return machine
@@ -90,8 +120,14 @@ def _statistics(machine):
     for ins, n in zip(machine.kernel.code, machine.counts):
         if n:
             by_opcode[ins.opcode] = by_opcode.get(ins.opcode, 0) + n
-    return {"kernel": machine.kernel.name, "grid": machine.grid, "block": machine.block, "shared": machine.shared_size,
-            "warp_instructions": sum(machine.counts), "by_opcode": by_opcode}
+    return {
+        "kernel": machine.kernel.name,
+        "grid": machine.grid,
+        "block": machine.block,
+        "shared": machine.shared_size,
+        "warp_instructions": sum(machine.counts),
+        "by_opcode": by_opcode,
+    }
 
 
 def run(ptx, kernel=None, grid=1, block=32, smem=0, params=(), *, arch="sm_90a", seed=None, watch=None, cluster=1):

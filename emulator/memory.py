@@ -3,6 +3,7 @@
 Addresses (PTX ISA, "State Spaces"): shared and local variables live in windows of the generic address space, so that
 generic addresses and 32-bit shared addresses can both be used. Window bases are chosen outside any host mapping.
 """
+
 from __future__ import annotations
 
 import bisect
@@ -12,7 +13,7 @@ import numpy as np
 
 from .errors import MemoryFault
 
-SHARED_WINDOW = 1 << 56          # generic address of shared::cta offset 0
+SHARED_WINDOW = 1 << 56  # generic address of shared::cta offset 0
 LOCAL_WINDOW = 1 << 57
 PARAM_WINDOW = 1 << 58
 UINT = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -24,7 +25,7 @@ class Buffer:
     def __init__(self, data, origin, low, high, name, writable=True):
         self.data, self.origin, self.low, self.high = data, origin, low, high
         self.name, self.writable = name, writable
-        self.views = {n: data[:len(data) // n * n].view(t) for n, t in UINT.items()}
+        self.views = {n: data[: len(data) // n * n].view(t) for n, t in UINT.items()}
 
     def view(self, unit):
         """The bytes as unsigned integers of `unit` bytes."""
@@ -99,8 +100,10 @@ class GlobalMemory:
             bad = lanes if i < 0 else lanes[ends > self.buffers[i].high]
             if len(bad):
                 a = int(address[bad[0]])
-                raise MemoryFault(f"global {'write' if write else 'read'} of {size} bytes at 0x{a:x} is out of bounds: "
-                                  f"{self.describe(a)}")
+                raise MemoryFault(
+                    f"global {'write' if write else 'read'} of {size} bytes at 0x{a:x} is out of bounds: "
+                    f"{self.describe(a)}"
+                )
             self._writable(self.buffers[i], write)
             yield self.buffers[i], lanes
 
@@ -146,6 +149,8 @@ class WindowMemory:
         off = offset.astype(np.int64)
         if off.size and (int(off.max()) + size > self.size or int(off.min()) < 0):
             a = int(off[(off + size > self.size) | (off < 0)][0])
-            raise MemoryFault(f"{self.name} {'write' if write else 'read'} of {size} bytes at 0x{a:x} is out of bounds: "
-                              f"the CTA has {self.size} bytes")
+            raise MemoryFault(
+                f"{self.name} {'write' if write else 'read'} of {size} bytes at 0x{a:x} is out of bounds: "
+                f"the CTA has {self.size} bytes"
+            )
         return off + copy * self.stride

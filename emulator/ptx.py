@@ -3,6 +3,7 @@
 Grammar: PTX ISA manual, chapters "Syntax", "State Spaces, Types, and Variables", "Instruction Operands"
 and "Directives". Only the structure is decoded here; what an instruction means is the business of its handler.
 """
+
 from __future__ import annotations
 
 import re
@@ -10,13 +11,23 @@ from dataclasses import dataclass, field
 
 from .errors import PtxSyntaxError
 
-TYPE_BYTES = {t: n for n, names in {1: "b8 u8 s8", 2: "b16 u16 s16 f16 bf16", 4: "b32 u32 s32 f32 f16x2 bf16x2 tf32",
-                                    8: "b64 u64 s64 f64 f32x2", 16: "b128"}.items() for t in names.split()}
+TYPE_BYTES = {
+    t: n
+    for n, names in {
+        1: "b8 u8 s8",
+        2: "b16 u16 s16 f16 bf16",
+        4: "b32 u32 s32 f32 f16x2 bf16x2 tf32",
+        8: "b64 u64 s64 f64 f32x2",
+        16: "b128",
+    }.items()
+    for t in names.split()
+}
 
 
 @dataclass(frozen=True)
 class Reg:
     """Register operand: index into the kernel's register table."""
+
     index: int
     type: str
     name: str
@@ -25,12 +36,14 @@ class Reg:
 @dataclass(frozen=True)
 class Special:
     """Special register such as %tid.x (manual, "Special Registers")."""
+
     name: str
 
 
 @dataclass(frozen=True)
 class Imm:
     """Immediate. `kind` is int, f32 (0f form, value = bits), f64 (0d form, value = bits) or dec (decimal float)."""
+
     value: object
     kind: str = "int"
 
@@ -38,12 +51,14 @@ class Imm:
 @dataclass(frozen=True)
 class Sym:
     """Name of a variable, parameter or label."""
+
     name: str
 
 
 @dataclass(frozen=True)
 class Addr:
     """[base + offset] or [base, {coordinates}]; base is Reg, Sym or Imm."""
+
     base: object
     offset: int = 0
     coords: tuple = ()
@@ -57,6 +72,7 @@ class Vec:
 @dataclass(frozen=True)
 class Pair:
     """Two destinations written a|b (setp, shfl, elect)."""
+
     first: object
     second: object
 
@@ -64,6 +80,7 @@ class Pair:
 @dataclass(frozen=True)
 class Not:
     """Negated predicate operand."""
+
     item: object
 
 
@@ -75,17 +92,18 @@ class Sink:
 @dataclass(frozen=True)
 class Bad:
     """Operand text the decoder cannot read; reported only if the instruction is executed."""
+
     text: str
 
 
 @dataclass
 class Instruction:
-    opcode: str                     # full dotted opcode as written
+    opcode: str  # full dotted opcode as written
     operands: tuple
     predicate: Reg | None
     negated: bool
-    line: int                       # PTX line number, from 1
-    source: tuple | None            # (file, line) from the last .loc
+    line: int  # PTX line number, from 1
+    source: tuple | None  # (file, line) from the last .loc
     text: str
     scope: int = 0
 
@@ -97,6 +115,7 @@ class Instruction:
 @dataclass
 class Variable:
     """.shared, .global, .const, .local or .param declaration. size 0 = extern array (dynamic shared memory)."""
+
     name: str
     space: str
     size: int
@@ -110,12 +129,12 @@ class Variable:
 class Kernel:
     name: str
     params: list = field(default_factory=list)
-    registers: list = field(default_factory=list)      # [(name, type)]
-    variables: dict = field(default_factory=dict)      # name -> Variable (.shared and .local of the body)
+    registers: list = field(default_factory=list)  # [(name, type)]
+    variables: dict = field(default_factory=dict)  # name -> Variable (.shared and .local of the body)
     code: list = field(default_factory=list)
-    labels: dict = field(default_factory=dict)         # (scope, name) -> index into code
-    scopes: dict = field(default_factory=lambda: {0: None})   # scope -> parent
-    directives: dict = field(default_factory=dict)     # reqntid, maxntid, reqnctapercluster ...
+    labels: dict = field(default_factory=dict)  # (scope, name) -> index into code
+    scopes: dict = field(default_factory=lambda: {0: None})  # scope -> parent
+    directives: dict = field(default_factory=dict)  # reqntid, maxntid, reqnctapercluster ...
     shared_size: int = 0
     local_size: int = 0
 
@@ -133,17 +152,19 @@ class Module:
     target: str = ""
     version: str = ""
     kernels: dict = field(default_factory=dict)
-    variables: dict = field(default_factory=dict)      # module-scope .shared, .global, .const
+    variables: dict = field(default_factory=dict)  # module-scope .shared, .global, .const
     files: dict = field(default_factory=dict)
 
 
 _LABEL = re.compile(r"\s*([A-Za-z_$%][\w$]*)\s*:(?!:)")
 _VAR = re.compile(r"\.(shared|global|const|local|param)\b(.*)", re.S)
 _INT = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)[uU]?$")
-_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid|laneid|warpid|nwarpid"
-                      r"|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi|cluster_ctarank"
-                      r"|cluster_nctarank|is_explicit_cluster|lanemask_\w+|dynamic_smem_size|total_smem_size"
-                      r"|reserved_smem_\w+|envreg\d+|pm\d+)(\.[xyzw])?$")
+_SPECIAL = re.compile(
+    r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid|laneid|warpid|nwarpid"
+    r"|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi|cluster_ctarank"
+    r"|cluster_nctarank|is_explicit_cluster|lanemask_\w+|dynamic_smem_size|total_smem_size"
+    r"|reserved_smem_\w+|envreg\d+|pm\d+)(\.[xyzw])?$"
+)
 
 
 def split_commas(text):
@@ -170,17 +191,17 @@ class _Scanner:
         self.source = None
         self.scope, self.names = 0, [{}]
         self.depth = 0
-        self.skipping = False        # body of a .func: not executed, call is unsupported
+        self.skipping = False  # body of a .func: not executed, call is unsupported
         self.buffer, self.buffer_line = "", 0
         self.pending_kernel = None
         text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group().count("\n"), text, flags=re.S)
         for number, line in enumerate(text.split("\n"), 1):
             if ".section" in line and not self.kernel and line.lstrip().startswith(".section"):
-                break                # debug sections run to the end of the file
+                break  # debug sections run to the end of the file
             self.feed(line, number)
         if self.kernel:
             raise PtxSyntaxError(f"the body of {self.kernel.name} is not closed")
-        for kernel in self.module.kernels.values():       # .file may follow the code that refers to it
+        for kernel in self.module.kernels.values():  # .file may follow the code that refers to it
             for i in kernel.code:
                 if i.source and i.source[0] in self.module.files:
                     i.source = (self.module.files[i.source[0]], i.source[1])
@@ -270,8 +291,11 @@ class _Scanner:
             v.offset = -(-offset // v.align) * v.align
             offset = v.offset + v.size
             kernel.params.append(v)
-        for d, values in re.findall(r"\.(reqntid|maxntid|reqnctapercluster|maxnreg|minnctapersm|maxclusterrank"
-                                    r"|explicitcluster|blocksareclusters)\b\s*([\d\s,]*)", m.group(3)):
+        for d, values in re.findall(
+            r"\.(reqntid|maxntid|reqnctapercluster|maxnreg|minnctapersm|maxclusterrank"
+            r"|explicitcluster|blocksareclusters)\b\s*([\d\s,]*)",
+            m.group(3),
+        ):
             kernel.directives[d] = tuple(int(x) for x in values.replace(",", " ").split())
         self.pending_kernel = kernel
 
@@ -299,7 +323,7 @@ class _Scanner:
         kind = m.group(1)
         for name in split_commas(m.group(2)):
             many = re.match(r"([\w$%]+)<(\d+)>$", name)
-            for n in ([f"{many.group(1)}{i}" for i in range(int(many.group(2)))] if many else [name]):
+            for n in [f"{many.group(1)}{i}" for i in range(int(many.group(2)))] if many else [name]:
                 self.names[-1][n] = Reg(len(self.kernel.registers), kind, n)
                 self.kernel.registers.append((n, kind))
 
@@ -319,8 +343,18 @@ class _Scanner:
                 raise PtxSyntaxError(f"line {self.buffer_line}: predicate {m.group(2)} is not declared")
         opcode, _, rest = body.replace("\t", " ").partition(" ")
         operands = tuple(self.operand(t) for t in split_commas(rest.strip()))
-        self.kernel.code.append(Instruction(opcode, operands, predicate, negated, self.buffer_line, self.source,
-                                            re.sub(r"\s+", " ", text), self.scope))
+        self.kernel.code.append(
+            Instruction(
+                opcode,
+                operands,
+                predicate,
+                negated,
+                self.buffer_line,
+                self.source,
+                re.sub(r"\s+", " ", text),
+                self.scope,
+            )
+        )
 
     def operand(self, text):
         text = text.strip()
@@ -343,7 +377,7 @@ class _Scanner:
         return _immediate(text) or (Sym(text) if re.match(r"[A-Za-z_$%][\w$.]*$", text) else Bad(text))
 
     def address(self, text):
-        inner = text[1:text.rindex("]")]
+        inner = text[1 : text.rindex("]")]
         parts = split_commas(inner)
         coords = ()
         if len(parts) > 1:
@@ -359,7 +393,9 @@ class _Scanner:
 
 def _immediate(text):
     if _INT.match(text):
-        return Imm(int(text.rstrip("uU"), 0) if not re.match(r"-?0\d", text.rstrip("uU")) else int(text.rstrip("uU"), 8))
+        return Imm(
+            int(text.rstrip("uU"), 0) if not re.match(r"-?0\d", text.rstrip("uU")) else int(text.rstrip("uU"), 8)
+        )
     m = re.match(r"0([fFdD])([0-9a-fA-F]+)$", text)
     if m:
         return Imm(int(m.group(2), 16), "f32" if m.group(1) in "fF" else "f64")
@@ -395,8 +431,9 @@ def _variable(text):
     own = re.search(r"\.ptr\b.*", head)
     if own and align and own.start() < align.start():
         align = None
-    return Variable(name.group(1), space.group(1), size, int(align.group(1)) if align else natural, init=data,
-                    type=types[0])
+    return Variable(
+        name.group(1), space.group(1), size, int(align.group(1)) if align else natural, init=data, type=types[0]
+    )
 
 
 def _close(kernel):

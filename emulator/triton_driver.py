@@ -1,8 +1,11 @@
-"""A Triton driver whose device is the emulator: kernels compile for a named architecture and their PTX runs on CPU tensors.
+"""A Triton driver whose device is the emulator: kernels compile for a named architecture and their PTX runs on CPU
+tensors.
 
-`activate` must be called in a fresh process, before anything imports fla: fla asks for the device when it is imported. Autotuners do not
-time anything (every configuration ties, so the first one that survives pruning wins) unless recorded choices are given.
+`activate` must be called in a fresh process, before anything imports fla: fla asks for the device when it is
+imported. Autotuners do not time anything (every configuration ties, so the first one that survives pruning wins)
+unless recorded choices are given.
 """
+
 from __future__ import annotations
 
 import json
@@ -15,9 +18,13 @@ from .errors import EmulatorError, UnsupportedInstruction
 from .launch import Device, parameter_block
 from .memory import GlobalMemory
 
-# compute capability, device name, SM count, opt-in shared memory per block (CUDA programming guide, compute capabilities table)
-DEVICES = {"sm_90a": ((9, 0), "NVIDIA H200", 132, 232448), "sm_100a": ((10, 0), "NVIDIA B200", 148, 232448),
-           "sm_103a": ((10, 3), "NVIDIA B300", 148, 232448)}
+# compute capability, device name, SM count, opt-in shared memory per block (CUDA programming guide, compute
+# capabilities table)
+DEVICES = {
+    "sm_90a": ((9, 0), "NVIDIA H200", 132, 232448),
+    "sm_100a": ((10, 0), "NVIDIA B200", 148, 232448),
+    "sm_103a": ((10, 3), "NVIDIA B300", 148, 232448),
+}
 
 
 def _driver_class():
@@ -32,11 +39,18 @@ def _driver_class():
 
         def get_device_properties(self, device):
             _, _, sms, smem = DEVICES[self.arch]
-            return {"max_shared_mem": smem, "multiprocessor_count": sms, "max_num_regs": 65536, "warpSize": 32,
-                    "sm_clock_rate": 1, "mem_clock_rate": 1, "mem_bus_width": 1}
+            return {
+                "max_shared_mem": smem,
+                "multiprocessor_count": sms,
+                "max_num_regs": 65536,
+                "warpSize": 32,
+                "sm_clock_rate": 1,
+                "mem_clock_rate": 1,
+                "mem_bus_width": 1,
+            }
 
         def load_binary(self, name, kernel, shared, device):
-            return object(), name, 0, 0, 1024                  # module, function, registers, spills, most threads
+            return object(), name, 0, 0, 1024  # module, function, registers, spills, most threads
 
         def unload_module(self, module):
             pass
@@ -96,6 +110,7 @@ class _Launcher:
     def ptx(self):
         if self._ptx is None:
             from triton.runtime.cache import get_cache_manager
+
             files = get_cache_manager(self.metadata.hash).get_group(f"{self.metadata.name}.json") or {}
             path = next((p for n, p in files.items() if n.endswith(".ptx")), None)
             if path is None:
@@ -115,28 +130,39 @@ class _Launcher:
                 value = memory.add(value, f"{name} {list(value.shape)}")
             values.append(int(value) if isinstance(value, bool) else value)
         keep = []
-        for kind in ("global_scratch", "profile_scratch"):      # two trailing pointers; scratch lives for one launch
+        for kind in ("global_scratch", "profile_scratch"):  # two trailing pointers; scratch lives for one launch
             size = getattr(md, kind + "_size") * gx * gy * gz
             if size:
                 import torch
+
                 keep.append(torch.empty(size + 128, dtype=torch.uint8))
                 memory.add(keep[-1], kind)
                 values.append(-(-keep[-1].data_ptr() // 128) * 128)
             else:
                 values.append(0)
         from .launch import decode
+
         kernel = decode(self.ptx()).kernels[md.name]
         if self.device.on_launch:
             self.device.on_launch(md.name, (gx, gy, gz), memory)
-        self.device.launch(self.ptx(), md.name, (gx, gy, gz), 32 * md.num_warps, md.shared,
-                           parameter_block(kernel, values, memory), memory=memory)
+        self.device.launch(
+            self.ptx(),
+            md.name,
+            (gx, gy, gz),
+            32 * md.num_warps,
+            md.shared,
+            parameter_block(kernel, values, memory),
+            memory=memory,
+        )
 
 
 def activate(arch="sm_90a", configs=None, seed=None, watch=None) -> Device:
-    """Make the emulator Triton's device for the rest of this process; returns the Device (its `stats` list every launch).
+    """Make the emulator Triton's device for the rest of this process; returns the Device (its `stats` list every
+    launch).
 
     arch     "sm_90a", "sm_100a" or "sm_103a"
-    configs  recorded autotune choices for fla's kernels: {kernel name: {"kwargs": {...}, "num_warps": n, "num_stages": n}};
+    configs  recorded autotune choices for fla's kernels: {kernel name: {"kwargs": {...}, "num_warps": n,
+    "num_stages": n}};
              a kernel that is not named gets its first pruned configuration
     Raises RuntimeError when fla is already imported, ValueError for an unknown arch.
     """
@@ -150,6 +176,7 @@ def activate(arch="sm_90a", configs=None, seed=None, watch=None) -> Device:
     triton, driver = _driver_class()
     triton.runtime.driver.set_active(driver(device))
     import torch
+
     capability, name, sms, smem = DEVICES[arch]
     torch.cuda.get_device_capability = lambda device=None: capability
     torch.cuda.get_device_name = lambda device=None: name
@@ -159,7 +186,8 @@ def activate(arch="sm_90a", configs=None, seed=None, watch=None) -> Device:
 
 
 def _write_configs(configs):
-    """Hand recorded choices to fla's own configuration cache (its FLA_CONFIG_DIR and FLA_CACHE_MODE, read at import)."""
+    """Hand recorded choices to fla's own configuration cache (its FLA_CONFIG_DIR and FLA_CACHE_MODE, read at
+    import)."""
     folder = Path(tempfile.mkdtemp(prefix="fla-configs-"))
     for kernel, c in configs.items():
         full = {"num_ctas": 1, "maxnreg": None, **c}

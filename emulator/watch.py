@@ -1,4 +1,5 @@
-"""The interface through which watchers (races, uninitialised reads, counters ...) see an execution. Every method may be overridden.
+"""The interface through which watchers (races, uninitialised reads, counters ...) see an execution. Every method may
+be overridden.
 
 `f` is the Fragment (lanes) that executes `ins`; machine.where(f) names kernel, CTA, warps, PTX line and source line.
 Addresses are per lane; in space "shared" they are offsets within the CTA (machine.cta_of_lane[f.lanes] says which).
@@ -18,8 +19,9 @@ class Watch:
         """Lanes of f read or write (kind) nbytes at `address` through the generic proxy."""
 
     def async_access(self, machine, op, kind, space, cta, address, nbytes):
-        """An asynchronous operation reads or writes pieces of nbytes at `address` (array), in shared, global or tensor memory.
-        `cta` is the batch-local CTA index. Registers of wgmma and tcgen05.ld/st are reported by issue and done alone."""
+        """An asynchronous operation reads or writes pieces of nbytes at `address` (array), in shared, global or
+        tensor memory. `cta` is the batch-local CTA index. Registers of wgmma and tcgen05.ld/st are reported by issue
+        and done alone."""
 
     def async_issue(self, machine, f, ins, op):
         """f issues the asynchronous operation `op`."""
@@ -37,8 +39,8 @@ class Watch:
         """A CTA barrier is complete."""
 
     def mbarrier(self, machine, f, ins, event, cta, offset, detail):
-        """An mbarrier at shared offset `offset` of CTA `cta`: event init, inval, arrive, expect_tx, complete_tx or passed (a wait that
-        succeeded). f and ins are None for complete_tx and arrivals by asynchronous operations."""
+        """An mbarrier at shared offset `offset` of CTA `cta`: event init, inval, arrive, expect_tx, complete_tx or
+        passed (a wait that succeeded). f and ins are None for complete_tx and arrivals by asynchronous operations."""
 
     def warp_sync(self, machine, f, ins):
         """bar.warp.sync."""

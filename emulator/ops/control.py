@@ -1,4 +1,5 @@
 """PTX ISA, "Control Flow Instructions", and barriers of "Parallel Synchronization and Communication Instructions"."""
+
 import numpy as np
 
 from .. import ptx
@@ -41,8 +42,10 @@ def ret(m, ins, mods):
 @handler("trap")
 def trap(m, ins, mods):
     """Miscellaneous: trap."""
+
     def run(f):
         raise EmulatorError("the kernel executed trap")
+
     return run
 
 
@@ -71,7 +74,7 @@ def _barrier(m, ins, mods, action):
     everyone = 32 * m.warps_per_cta
 
     def run(f):
-        if not m.complete(f):                        # the count goes up by whole warps (manual, barrier)
+        if not m.complete(f):  # the count goes up by whole warps (manual, barrier)
             return PARK
         lead = f.lanes[np.searchsorted(f.lanes, f.warps * 32)]
         ids = barrier[lead].astype(np.int64)
@@ -83,6 +86,7 @@ def _barrier(m, ins, mods, action):
         if m.watch:
             m.watch.barrier(m, f, ins, action, ids, want)
         return m_arrive(m, f, ids, want, action == "sync")
+
     return run
 
 
@@ -91,9 +95,9 @@ def m_arrive(m, f, ids, want, sync):
     ctas = m.cta_of_warp[f.warps]
     keys = ctas * 16 + ids
     count, gen, expected = (a.reshape(-1) for a in (m.barrier_count, m.barrier_generation, m.barrier_expected))
-    unique, inverse, arrivals = np.unique(keys, return_inverse=True, return_counts=True)
+    unique, first, arrivals = np.unique(keys, return_index=True, return_counts=True)
     waits_for = gen[keys] + 1
-    for k, n, w in zip(unique, arrivals, want[np.searchsorted(inverse, np.arange(len(unique)), sorter=np.argsort(inverse, kind="stable"))]):
+    for k, n, w in zip(unique, arrivals, want[first]):
         if count[k] and expected[k] != w:
             raise ProtocolError(f"barrier {k % 16}: this warp expects {w} threads, earlier ones {expected[k]}")
         expected[k] = w
@@ -119,6 +123,7 @@ def m_arrive(m, f, ids, want, sync):
     def describe(g):
         k, _ = key_of_warp[int(g.warps[0])]
         return f"barrier {k % 16} ({count[k]} of {expected[k]} threads have arrived)"
+
     return Wait(ready, describe)
 
 
@@ -171,12 +176,14 @@ def bar_warp_sync(m, ins, mods):
         if r is None and m.watch:
             m.watch.warp_sync(m, f, ins)
         return r
+
     return run
 
 
 @handler("barrier.cluster.arrive", "barrier.cluster.wait")
 def barrier_cluster(m, ins, mods):
-    """Parallel Synchronization and Communication: barrier.cluster: only clusters of one CTA, where it orders the CTA's own threads: a CTA barrier of its own."""
+    """Parallel Synchronization and Communication: barrier.cluster: only clusters of one CTA, where it orders the
+    CTA's own threads: a CTA barrier of its own."""
     mods.one(("release", "relaxed", "acquire"))
     aligned = mods.flag("aligned")
     mods.done()
@@ -204,6 +211,7 @@ def barrier_cluster(m, ins, mods):
         if ok(f).all():
             return None
         return Wait(ok, lambda g: "the cluster barrier")
+
     return run
 
 
@@ -222,7 +230,8 @@ def setmaxnreg(m, ins, mods):
 
 @handler("griddepcontrol")
 def griddepcontrol(m, ins, mods):
-    """Parallel Synchronization and Communication: griddepcontrol: launches run one after another here, so both forms return at once."""
+    """Parallel Synchronization and Communication: griddepcontrol: launches run one after another here, so both forms
+    return at once."""
     mods.need(("launch_dependents", "wait"), "griddepcontrol")
     mods.done()
     return lambda f: None
@@ -230,11 +239,32 @@ def griddepcontrol(m, ins, mods):
 
 @handler("fence", "membar")
 def fence(m, ins, mods):
-    """Parallel Synchronization and Communication: membar / fence: memory is sequentially consistent here; watchers are told, to judge what it orders."""
+    """Parallel Synchronization and Communication: membar / fence: memory is sequentially consistent here; watchers
+    are told, to judge what it orders."""
     what = tuple(mods.left)
-    known = {"sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl", "proxy", "async", "alias",
-             "async::generic", "sync_restrict::shared::cta", "sync_restrict::shared::cluster", "async.shared::cta",
-             "shared::cta", "shared::cluster", "global", "mbarrier_init", "tensormap::generic"}
+    known = {
+        "sc",
+        "acq_rel",
+        "acquire",
+        "release",
+        "cta",
+        "cluster",
+        "gpu",
+        "sys",
+        "gl",
+        "proxy",
+        "async",
+        "alias",
+        "async::generic",
+        "sync_restrict::shared::cta",
+        "sync_restrict::shared::cluster",
+        "async.shared::cta",
+        "shared::cta",
+        "shared::cluster",
+        "global",
+        "mbarrier_init",
+        "tensormap::generic",
+    }
     for w in what:
         if w not in known:
             raise unsupported(ins, f"fence modifier .{w}")
@@ -242,4 +272,5 @@ def fence(m, ins, mods):
     def run(f):
         if m.watch:
             m.watch.fence(m, f, ins, what)
+
     return run

@@ -1,4 +1,6 @@
-"""PTX ISA, "Data Movement and Conversion Instructions": cvt: integers, f16, bf16, f32, f64, tf32, packed halves; all rounding modes."""
+"""PTX ISA, "Data Movement and Conversion Instructions": cvt: integers, f16, bf16, f32, f64, tf32, packed halves; all
+rounding modes."""
+
 import numpy as np
 
 from .. import floats
@@ -12,7 +14,8 @@ _FLOATS = ("f16", "bf16", "f32", "f64", "tf32", "f16x2", "bf16x2")
 
 @handler("cvt")
 def cvt(m, ins, mods):
-    """Data Movement and Conversion: cvt.dtype.atype. Packed destinations take two f32: the first goes to the upper half."""
+    """Data Movement and Conversion: cvt.dtype.atype. Packed destinations take two f32: the first goes to the upper
+    half."""
     src, dst = mods.type(), mods.type()
     mode, integral = mods.one(_MODES), mods.one(_INT_ROUND)
     ftz, sat, relu, satfinite = mods.flag("ftz"), mods.flag("sat"), mods.flag("relu"), mods.flag("satfinite")
@@ -44,17 +47,21 @@ def _int_to_int(m, ins, dst, src, sat):
             lo, hi = max(info.min, np.iinfo(x.dtype).min), min(info.max, np.iinfo(x.dtype).max)
             x = np.clip(x, x.dtype.type(lo), x.dtype.type(hi))
         d[f.sel] = x.astype(narrow)
+
     return run
 
 
 def _float_to_int(m, ins, dst, src, integral, ftz):
-    """Out of range saturates; NaN gives 0 for f32 sources up to 32 bits (manual), the type's minimum bit pattern otherwise."""
+    """Out of range saturates; NaN gives 0 for f32 sources up to 32 bits (manual), the type's minimum bit pattern
+    otherwise."""
     if integral is None:
         raise unsupported(ins, "a float to integer cvt needs .rni, .rzi, .rmi or .rpi")
     load, d = loader(m, ins, ins.operands[1], src, ftz), m.write(ins, ins.operands[0], dst, wide=True)
     narrow = np.dtype(f"{'i' if dst[0] == 's' else 'u'}{int(dst[1:]) // 8}")
     info = np.iinfo(narrow)
-    nan = narrow.type(0) if src != "f64" else narrow.type(-(1 << 63) if dst == "s64" else 1 << 63 if dst == "u64" else 0)
+    nan = (
+        narrow.type(0) if src != "f64" else narrow.type(-(1 << 63) if dst == "s64" else 1 << 63 if dst == "u64" else 0)
+    )
 
     def run(f):
         x = _INT_ROUND[integral](load(f).astype(np.float64))
@@ -62,6 +69,7 @@ def _float_to_int(m, ins, dst, src, integral, ftz):
         r = np.where(big | small | np.isnan(x), 0, x).astype(narrow)
         r = np.where(big, narrow.type(info.max), np.where(small, narrow.type(info.min), r))
         d[f.sel] = np.where(np.isnan(x), nan, r)
+
     return run
 
 
@@ -73,7 +81,7 @@ def _int_to_float(m, ins, dst, src, mode):
     def run(f):
         x = a[f.sel]
         if wide and (dst != "f32" or mode != "rn"):
-            if (np.abs(x.astype(np.float64)) >= 2.0 ** 53).any():
+            if (np.abs(x.astype(np.float64)) >= 2.0**53).any():
                 raise unsupported(ins, "64-bit integers beyond 2^53 to float with this type or rounding")
         if dst == "f32":
             d[f.sel] = x.astype(np.float32) if mode == "rn" else floats.to_f32(x.astype(np.float64), mode)
@@ -83,6 +91,7 @@ def _int_to_float(m, ins, dst, src, mode):
             d[f.sel] = floats.to_f16(x.astype(np.float64), mode)
         else:
             d[f.sel] = floats.f64_to_bf16(x.astype(np.float64), mode)
+
     return run
 
 
@@ -108,7 +117,10 @@ def _float_to_float(m, ins, dst, src, mode, integral, ftz, sat, relu):
         elif dst == "f16":
             d[f.sel] = floats.to_f16(x, mode or "rn")
         else:
-            d[f.sel] = floats.f32_to_bf16(x, mode or "rn") if x.dtype == np.float32 else floats.f64_to_bf16(x, mode or "rn")
+            d[f.sel] = (
+                floats.f32_to_bf16(x, mode or "rn") if x.dtype == np.float32 else floats.f64_to_bf16(x, mode or "rn")
+            )
+
     return run
 
 
@@ -126,4 +138,5 @@ def _packed(m, ins, dst, mode, relu):
             if relu:
                 x = np.where(x < 0, np.float32(0), x)
             d[s, k] = encode(x, mode)
+
     return run

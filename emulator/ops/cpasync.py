@@ -1,8 +1,10 @@
-"""Non-bulk asynchronous copies (PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy"): cp.async, commit_group, wait_group, wait_all.
+"""Non-bulk asynchronous copies (PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy"): cp.async,
+commit_group, wait_group, wait_all.
 
-The copy is performed when a wait (or the scheduler, when a seed is given) completes it: never earlier than issued, and without a
-wait possibly at the very end, so that a missing wait shows.
+The copy is performed when a wait (or the scheduler, when a seed is given) completes it: never earlier than issued,
+and without a wait possibly at the very end, so that a missing wait shows.
 """
+
 import numpy as np
 
 from .. import ptx
@@ -12,6 +14,7 @@ from .data import Access
 
 class _Copy:
     """One warp-wide cp.async: `group` is each lane's commit group; None until committed."""
+
     queue = None
 
     def __init__(self, m, f, source, dest, size, read, load, store):
@@ -32,9 +35,9 @@ class _Copy:
         if full.any():
             g, at = (f, self.source[rows]) if full.all() else (f.where(full), self.source[rows][full])
             out[full] = self.load.load(g, at)
-        for i in np.nonzero(~full & (n > 0))[0]:                         # rare: a partial source
+        for i in np.nonzero(~full & (n > 0))[0]:  # rare: a partial source
             g = f.where(np.arange(f.n) == i)
-            at = self.source[rows][i:i + 1]
+            at = self.source[rows][i : i + 1]
             raw = np.zeros(self.size, np.uint8)
             for b in range(int(n[i])):
                 raw[b] = self.load.byte(g, at + np.uint64(b))
@@ -67,7 +70,8 @@ def complete(m, f, allowed):
 
 @handler("cp.async")
 def cp_async(m, ins, mods):
-    """Data Movement and Conversion: cp.async.{ca,cg}.shared.global [dst], [src], cp-size{, src-size}: the rest of cp-size is zero-filled."""
+    """Data Movement and Conversion: cp.async.{ca,cg}.shared.global [dst], [src], cp-size{, src-size}: the rest of
+    cp-size is zero-filled."""
     mods.need(("ca", "cg"), "cp.async")
     mods.need(("shared", "shared::cta"), "cp.async"), mods.need(("global",), "cp.async")
     mods.one(("L2::64B", "L2::128B", "L2::256B")), mods.one(("L2::cache_hint",))
@@ -87,6 +91,7 @@ def cp_async(m, ins, mods):
     def run(f):
         n = np.minimum(read[f.sel].astype(np.int64), size)
         m.submit(_Copy(m, f, src(f), dst(f), size, n, load, store))
+
     return run
 
 
@@ -97,6 +102,7 @@ def commit_group(m, ins, mods):
 
     def run(f):
         _state(m)["next"][f.sel] += 1
+
     return run
 
 
@@ -112,4 +118,5 @@ def wait_group(m, ins, mods):
         complete(m, f, -1 if every else allowed)
         if m.watch:
             m.watch.cp_async_wait(m, f, ins, allowed)
+
     return run

@@ -1,4 +1,6 @@
-"""PTX ISA, "Data Movement and Conversion Instructions": mov, ld, st, cvta, prefetch; atom and red of "Parallel Synchronization"."""
+"""PTX ISA, "Data Movement and Conversion Instructions": mov, ld, st, cvta, prefetch; atom and red of "Parallel
+Synchronization"."""
+
 import numpy as np
 
 from .. import ptx
@@ -11,7 +13,8 @@ SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param"
 
 @handler("mov")
 def mov(m, ins, mods):
-    """Data Movement and Conversion: mov: copy, pack a vector into a scalar, unpack a scalar into a vector, address of a variable."""
+    """Data Movement and Conversion: mov: copy, pack a vector into a scalar, unpack a scalar into a vector, address
+    of a variable."""
     kind = mods.type()
     mods.done()
     dst, src = ins.operands
@@ -22,11 +25,13 @@ def mov(m, ins, mods):
 
         def special(f):
             d[f.sel] = a[f.sel]
+
         return special
     d, a = m.write(ins, dst, kind), m.read(ins, src, kind)
 
     def run(f):
         d[f.sel] = a[f.sel]
+
     return run
 
 
@@ -45,6 +50,7 @@ def _mov_vector(m, ins, kind, dst, src):
             s = f.sel
             for i, a in enumerate(parts):
                 whole[s, i] = a[s]
+
         return pack
     whole = np.ascontiguousarray(m.read(ins, scalar, kind)).view(f"u{part}").reshape(m.lanes, n)
     parts = [(i, m.write(ins, v, pk)) for i, v in enumerate(vec.items) if not isinstance(v, ptx.Sink)]
@@ -54,6 +60,7 @@ def _mov_vector(m, ins, kind, dst, src):
         x = whole[s]
         for i, d in parts:
             d[s] = x[:, i]
+
     return unpack
 
 
@@ -62,8 +69,12 @@ class Access:
 
     def __init__(self, m, ins, space, size, count):
         self.m, self.ins, self.size, self.count, self.total = m, ins, size, count, size * count
-        self.space = {"shared::cta": "shared", "shared::cluster": "shared", "const": "global", "param::entry": "param"}.get(
-            space, space)
+        self.space = {
+            "shared::cta": "shared",
+            "shared::cluster": "shared",
+            "const": "global",
+            "param::entry": "param",
+        }.get(space, space)
         self.index = np.arange(count)
 
     def _place(self, f, address, write):
@@ -77,18 +88,30 @@ class Access:
         if m.watch:
             m.watch.access(m, f, self.ins, "write" if write else "read", space, address, self.total)
         if space == "global":
-            return [(b, (address[s] - np.uint64(b.origin)).astype(np.int64), s)
-                    for b, s in m.memory.groups(address, self.total, write)]
+            return [
+                (b, (address[s] - np.uint64(b.origin)).astype(np.int64), s)
+                for b, s in m.memory.groups(address, self.total, write)
+            ]
         if space == "shared":
-            return [(m.shared.buffer, m.shared.locate(address & np.uint64(SHARED_WINDOW - 1), m.cta_of_lane[f.sel], self.total,
-                                                      write), slice(None))]
+            return [
+                (
+                    m.shared.buffer,
+                    m.shared.locate(address & np.uint64(SHARED_WINDOW - 1), m.cta_of_lane[f.sel], self.total, write),
+                    slice(None),
+                )
+            ]
         if space == "param":
             off = (address & np.uint64(SHARED_WINDOW - 1)).astype(np.int64)
             if write or int(off.max()) + self.total > m.params.high:
                 raise MemoryFault("access outside the kernel's parameters")
             return [(m.params, off, slice(None))]
-        return [(m.local.buffer, m.local.locate(address & np.uint64(SHARED_WINDOW - 1), m.lane[f.sel], self.total, write),
-                 slice(None))]
+        return [
+            (
+                m.local.buffer,
+                m.local.locate(address & np.uint64(SHARED_WINDOW - 1), m.lane[f.sel], self.total, write),
+                slice(None),
+            )
+        ]
 
     def load(self, f, address):
         out = None
@@ -115,9 +138,14 @@ def _qualifiers(ins, mods):
     mods.flag("weak"), mods.flag("volatile"), mods.flag("relaxed"), mods.flag("acquire"), mods.flag("release")
     mods.one(("cta", "cluster", "gpu", "sys"))
     space = mods.one(SPACES, "")
-    for names in (("ca", "cg", "cs", "lu", "cv", "wb", "wt"), ("nc",), ("L1::evict_normal", "L1::evict_unchanged",
-                  "L1::evict_first", "L1::evict_last", "L1::no_allocate"), ("L2::64B", "L2::128B", "L2::256B"),
-                  ("L2::cache_hint",), ("unified",)):
+    for names in (
+        ("ca", "cg", "cs", "lu", "cv", "wb", "wt"),
+        ("nc",),
+        ("L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate"),
+        ("L2::64B", "L2::128B", "L2::256B"),
+        ("L2::cache_hint",),
+        ("unified",),
+    ):
         mods.one(names)
     return space, {"v2": 2, "v4": 4, "v8": 8}.get(mods.one(("v2", "v4", "v8")), 1)
 
@@ -131,7 +159,8 @@ def _items(op, count, ins):
 
 @handler("ld", "ldu")
 def ld(m, ins, mods):
-    """Data Movement and Conversion: ld, ld.global.nc, ldu. Registers wider than the type are zero- or sign-extended (manual, operand size exceeding instruction-type size)."""
+    """Data Movement and Conversion: ld, ld.global.nc, ldu. Registers wider than the type are zero- or sign-extended
+    (manual, operand size exceeding instruction-type size)."""
     kind = mods.type()
     space, count = _qualifiers(ins, mods)
     mods.done()
@@ -147,6 +176,7 @@ def ld(m, ins, mods):
         x = access.load(f, address(f)).view(narrow)
         for i, d in enumerate(dst):
             d[s] = x[:, i]
+
     return run
 
 
@@ -158,13 +188,14 @@ def _ld_param(m, ins, kind, count):
     if offset < 0 or offset + size * count > m.params.high:
         raise MemoryFault(f"parameter bytes {offset} to {offset + size * count} are outside the {m.params.high} given")
     narrow = np.dtype(f"{'i' if kind[0] == 's' else 'u'}{size}")
-    values = m.params.data[offset:offset + size * count].copy().view(narrow)
+    values = m.params.data[offset : offset + size * count].copy().view(narrow)
     dst = [m.write(ins, o, kind, wide=True) for o in _items(ins.operands[0], count, ins)]
     dst = [d.view(f"u{d.itemsize}") if d.dtype.kind == "f" else d for d in dst]
 
     def run(f):
         for d, v in zip(dst, values):
             d[f.sel] = v
+
     return run
 
 
@@ -184,6 +215,7 @@ def st(m, ins, mods):
     def run(f):
         s = f.sel
         access.store(f, address(f), [a[s] for a in src])
+
     return run
 
 
@@ -193,8 +225,12 @@ def cvta(m, ins, mods):
     kind, to = mods.type(), mods.flag("to")
     space = mods.need(SPACES, "cvta")
     mods.done()
-    base = {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(
-        space, 0)                                    # global, const and param addresses are generic already
+    base = {
+        "shared": SHARED_WINDOW,
+        "shared::cta": SHARED_WINDOW,
+        "shared::cluster": SHARED_WINDOW,
+        "local": LOCAL_WINDOW,
+    }.get(space, 0)  # global, const and param addresses are generic already
     d, a = m.write(ins, ins.operands[0], kind), m.read(ins, ins.operands[1], kind)
     if d.itemsize == 4:
         raise unsupported(ins, "32-bit generic addresses")
@@ -204,6 +240,7 @@ def cvta(m, ins, mods):
         x = a[f.sel]
         # local variables' addresses already carry their window
         d[f.sel] = x & d.dtype.type(SHARED_WINDOW - 1) if to and base else x if to else x | base
+
     return run
 
 
@@ -218,12 +255,14 @@ def isspacep(m, ins, mods):
     def run(f):
         top = a[f.sel] >> np.uint64(56)
         p[f.sel] = top == want if want else ~np.isin(top, (1, 2, 4))
+
     return run
 
 
 @handler("prefetch", "prefetchu", "applypriority", "discard", "cp.async.bulk.prefetch")
 def prefetch(m, ins, mods):
-    """Data Movement and Conversion: prefetch (prefetch.tensormap too), applypriority, discard: hints; no effect on results."""
+    """Data Movement and Conversion: prefetch (prefetch.tensormap too), applypriority, discard: hints; no effect on
+    results."""
     return lambda f: None
 
 
@@ -234,11 +273,19 @@ def createpolicy(m, ins, mods):
 
     def run(f):
         d[f.sel] = 0
+
     return run
 
 
-_ATOM = {"add": lambda x, y: x + y, "min": min, "max": max, "and": lambda x, y: x & y, "or": lambda x, y: x | y,
-         "xor": lambda x, y: x ^ y, "exch": lambda x, y: y}
+_ATOM = {
+    "add": lambda x, y: x + y,
+    "min": min,
+    "max": max,
+    "and": lambda x, y: x & y,
+    "or": lambda x, y: x | y,
+    "xor": lambda x, y: x ^ y,
+    "exch": lambda x, y: y,
+}
 
 
 def _atomic(m, ins, mods, returns):
@@ -254,7 +301,7 @@ def _atomic(m, ins, mods, returns):
     d = m.write(ins, ops.pop(0), kind) if returns else None
     access = Access(m, ins, space, BYTES[kind], 1)
     address = m.address(ins, ops[0], space)
-    args = [m.read(ins, o, kind) for o in ops[1:3 if name == "cas" else 2]]
+    args = [m.read(ins, o, kind) for o in ops[1 : 3 if name == "cas" else 2]]
     dtype = args[0].dtype
 
     def new(old, values):
@@ -274,12 +321,14 @@ def _atomic(m, ins, mods, returns):
                 view[at] = new(old, [a[lane] for a in args])
                 if d is not None:
                     d[lane] = old
+
     return run
 
 
 @handler("atom")
 def atom(m, ins, mods):
-    """Parallel Synchronization and Communication: atom: lanes one after another in lane order (the order is unspecified)."""
+    """Parallel Synchronization and Communication: atom: lanes one after another in lane order (the order is
+    unspecified)."""
     return _atomic(m, ins, mods, True)
 
 

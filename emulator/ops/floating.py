@@ -1,10 +1,12 @@
-"""PTX ISA, "Floating-Point", "Half Precision" and "Mixed Precision Floating-Point Instructions", packed f32x2, f16x2, bf16x2, and the
-opcodes shared with integers (add, sub, mul, mad, min, max, abs, neg, div).
+"""PTX ISA, "Floating-Point", "Half Precision" and "Mixed Precision Floating-Point Instructions", packed f32x2,
+f16x2, bf16x2, and the opcodes shared with integers (add, sub, mul, mad, min, max, abs, neg, div).
 
-Rounding is exact for every mode. Approximate functions are computed in float64 and rounded to nearest, which lies within the
-errors the manual documents (ex2.approx 2 ulp, lg2, rcp, rsqrt, sqrt, sin, cos, tanh 2^-11 relative ...): hardware's own
-last bits differ. NaN results keep numpy's payload, except where a format conversion makes them canonical.
+Rounding is exact for every mode. Approximate functions are computed in float64 and rounded to nearest, which lies
+within the errors the manual documents (ex2.approx 2 ulp, lg2, rcp, rsqrt, sqrt, sin, cos, tanh 2^-11 relative ...):
+hardware's own last bits differ. NaN results keep numpy's payload, except where a format conversion makes them
+canonical.
 """
+
 import numpy as np
 
 from .. import floats
@@ -53,6 +55,7 @@ def storer(m, ins, op, kind, ftz=False, sat=False, relu=False):
         if relu:
             x = np.where(x < 0, x.dtype.type(0), x)
         d[f.sel] = encode(x) if encode else x
+
     return store
 
 
@@ -62,10 +65,10 @@ def _float(m, ins, mods, kind, count, fn):
     mods.done()
     if mode != "rn" and kind not in ("f32", "f32x2", "f64") or mode != "rn" and kind == "f64":
         raise unsupported(ins, f"rounding .{mode} for .{kind}")
-    load = [loader(m, ins, o, kind, ftz) for o in ins.operands[1:1 + count]]
+    load = [loader(m, ins, o, kind, ftz) for o in ins.operands[1 : 1 + count]]
     store = storer(m, ins, ins.operands[0], kind, ftz, sat, relu)
     if count == 1:
-        a, = load
+        (a,) = load
         return lambda f: store(f, fn(a(f), mode))
     if count == 2:
         a, b = load
@@ -80,6 +83,7 @@ def _add_for(kind, sign=1):
         if kind in HALVES:
             return floats.odd_sum(x, y)
         return x + y if mode == "rn" else floats.to_f32(floats.odd_sum(x.astype(F64), y.astype(F64)), mode)
+
     return add
 
 
@@ -94,11 +98,13 @@ def _fma_for(kind):
         if kind in HALVES:
             return floats.odd_sum(x * y, z)
         return floats.fma_f32(x, y, z, mode)
+
     return fma
 
 
 def _mixed(m, ins, mods, kind, count, fn):
-    """Mixed Precision Floating-Point: the first count-1 sources are f16 or bf16 and widen exactly, the last source and result are f32."""
+    """Mixed Precision Floating-Point: the first count-1 sources are f16 or bf16 and widen exactly, the last source
+    and result are f32."""
     mods.flag("f32")
     mode, sat = mods.one(ROUND, "rn"), mods.flag("sat")
     mods.done()
@@ -113,7 +119,8 @@ def _is_mixed(mods, kind):
 
 @handler("add")
 def add(m, ins, mods):
-    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: add; Mixed Precision Floating-Point: add.f32.{f16,bf16}."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: add; Mixed Precision Floating-Point:
+    add.f32.{f16,bf16}."""
     kind = mods.type()
     if _is_mixed(mods, kind):
         return _mixed(m, ins, mods, kind, 2, _add_for("f32"))
@@ -124,7 +131,8 @@ def add(m, ins, mods):
 
 @handler("sub")
 def sub(m, ins, mods):
-    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: sub; Mixed Precision Floating-Point: sub.f32.{f16,bf16}."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: sub; Mixed Precision Floating-Point:
+    sub.f32.{f16,bf16}."""
     kind = mods.type()
     if _is_mixed(mods, kind):
         return _mixed(m, ins, mods, kind, 2, _add_for("f32", -1))
@@ -142,7 +150,8 @@ def mul(m, ins, mods):
 
 @handler("fma")
 def fma(m, ins, mods):
-    """Floating-Point / Half Precision Floating-Point: fma: one rounding; Mixed Precision Floating-Point: fma.f32.{f16,bf16}."""
+    """Floating-Point / Half Precision Floating-Point: fma: one rounding; Mixed Precision Floating-Point:
+    fma.f32.{f16,bf16}."""
     kind = mods.type()
     if _is_mixed(mods, kind):
         return _mixed(m, ins, mods, kind, 3, _fma_for("f32"))
@@ -176,6 +185,7 @@ def _min_max(ins, mods, kind, largest):
         if nan:
             r = np.where(np.isnan(x) | np.isnan(y), x.dtype.type(np.nan), r)
         return np.where(sign, -np.abs(r), np.abs(r)) if xorsign else r
+
     return pick
 
 
@@ -196,7 +206,8 @@ def _extreme(m, ins, mods, largest):
 
 @handler("min")
 def min_(m, ins, mods):
-    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: min: the number if one operand is NaN, unless .NaN."""
+    """Integer Arithmetic / Floating-Point / Half Precision Floating-Point: min: the number if one operand is NaN,
+    unless .NaN."""
     return _extreme(m, ins, mods, False)
 
 
@@ -206,8 +217,14 @@ def max_(m, ins, mods):
     return _extreme(m, ins, mods, True)
 
 
-_SIGN = {"f16": ("u16", 0x8000), "bf16": ("u16", 0x8000), "f16x2": ("u32", 0x80008000), "bf16x2": ("u32", 0x80008000),
-         "f32": ("u32", 0x80000000), "f64": ("u64", 1 << 63)}
+_SIGN = {
+    "f16": ("u16", 0x8000),
+    "bf16": ("u16", 0x8000),
+    "f16x2": ("u32", 0x80008000),
+    "bf16x2": ("u32", 0x80008000),
+    "f32": ("u32", 0x80000000),
+    "f64": ("u64", 1 << 63),
+}
 
 
 def _sign_op(m, ins, mods, fn):
@@ -225,6 +242,7 @@ def _sign_op(m, ins, mods, fn):
             if ftz:
                 x = np.ascontiguousarray(floats.flush(x.view(np.float32))).view(np.uint32)
             d[f.sel] = x ^ bit if fn is np.negative else x & ~bit
+
         return run
     return integer.unary(m, ins, kind, fn)
 
@@ -253,15 +271,21 @@ def copysign(m, ins, mods):
 def testp(m, ins, mods):
     """Floating-Point: testp."""
     kind = mods.type()
-    tests = {"finite": np.isfinite, "infinite": np.isinf, "number": lambda x: ~np.isnan(x), "notanumber": np.isnan,
-             "normal": lambda x: np.isfinite(x) & (np.abs(x) >= np.finfo(x.dtype).tiny),
-             "subnormal": lambda x: (x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)}
+    tests = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda x: ~np.isnan(x),
+        "notanumber": np.isnan,
+        "normal": lambda x: np.isfinite(x) & (np.abs(x) >= np.finfo(x.dtype).tiny),
+        "subnormal": lambda x: (x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny),
+    }
     fn = tests[mods.need(tests, "testp")]
     mods.done()
     p, a = m.write(ins, ins.operands[0], "pred"), m.read(ins, ins.operands[1], kind)
 
     def run(f):
         p[f.sel] = fn(a[f.sel])
+
     return run
 
 
@@ -278,11 +302,13 @@ def div(m, ins, mods):
         if mode != "rn":
             raise unsupported(ins, f"div.{mode}")
         return x / y
+
     return _float(m, ins, mods, kind, 2, divide)
 
 
 def _function(fn):
     """Unary function computed in float64 and rounded once; .approx or a rounding mode."""
+
     def make(m, ins, mods):
         kind = mods.type()
         mods.one(("approx",))
@@ -290,7 +316,9 @@ def _function(fn):
         def apply(x, mode):
             r = fn(x.astype(F64))
             return r if x.dtype == F64 else floats.to_f32(r, mode)
+
         return _float(m, ins, mods, kind, 1, apply)
+
     return make
 
 

@@ -1,4 +1,5 @@
 """PTX ISA, "Integer Arithmetic", "Comparison and Selection" and "Logic and Shift Instructions"."""
+
 import numpy as np
 
 from .. import ptx
@@ -15,6 +16,7 @@ def binary(m, ins, kind, fn):
     def run(f):
         s = f.sel
         d[s] = fn(a[s], b[s])
+
     return run
 
 
@@ -23,6 +25,7 @@ def unary(m, ins, kind, fn):
 
     def run(f):
         d[f.sel] = fn(a[f.sel])
+
     return run
 
 
@@ -68,6 +71,7 @@ def int_mul(m, ins, mods, kind):
 
     def run(f):
         d[f.sel] = a[f.sel].astype(d.dtype) * b[f.sel]
+
     return run
 
 
@@ -87,11 +91,13 @@ def int_mad(m, ins, mods, kind):
             d[s] = a[s].astype(d.dtype) * b[s] + c[s]
         else:
             d[s] = a[s] * b[s] + c[s]
+
     return run
 
 
 def int_divide(x, y):
-    """Truncating division; division by zero gives all ones, as the hardware sequence does (the manual leaves the result unspecified)."""
+    """Truncating division; division by zero gives all ones, as the hardware sequence does (the manual leaves the
+    result unspecified)."""
     if x.dtype.kind == "u":
         return np.where(y == 0, ~x.dtype.type(0), x // np.where(y == 0, x.dtype.type(1), y))
     safe = np.where(y == 0, x.dtype.type(1), y)
@@ -128,6 +134,7 @@ def mul24(m, ins, mods):
         s = f.sel
         r = (a[s] << shift >> shift) * (b[s] << shift >> shift)
         d[s] = r + c[0][s] if c else r
+
     return run
 
 
@@ -136,6 +143,7 @@ def _logic(fn):
         kind = mods.type()
         mods.done()
         return binary(m, ins, kind, fn) if kind != "pred" else _pred_logic(m, ins, fn)
+
     return make
 
 
@@ -145,6 +153,7 @@ def _pred_logic(m, ins, fn):
 
     def run(f):
         d[f.sel] = fn(a(f), b(f))
+
     return run
 
 
@@ -207,6 +216,7 @@ def lop3(m, ins, mods):
             if table >> i & 1:
                 r |= (x if i & 4 else ~x) & (y if i & 2 else ~y) & (z if i & 1 else ~z)
         d[f.sel] = r
+
     return run
 
 
@@ -228,6 +238,7 @@ def shift(m, ins, mods):
         if over.any():
             r = np.where(over, np.where(x < 0, big(-1), big(0)) if d.dtype.kind == "i" and not left else big(0), r)
         d[f.sel] = r
+
     return run
 
 
@@ -245,6 +256,7 @@ def shf(m, ins, mods):
         n = (c[s] & np.uint32(31) if mode == "wrap" else np.minimum(c[s], np.uint32(32))).astype(np.uint64)
         both = b[s].astype(np.uint64) << np.uint64(32) | a[s]
         d[s] = ((both >> np.uint64(32) - n) if side == "l" else both >> n).astype(np.uint32)
+
     return run
 
 
@@ -273,6 +285,7 @@ def bfe(m, ins, mods):
             keep = np.where(have >= bits, ~u(0), (u(1) << np.minimum(have, bits - 1).astype(a.dtype)) - u(1))
             r = np.where(sign, r | ~keep, r & keep)
         d[s] = r.view(d.dtype)
+
     return run
 
 
@@ -294,6 +307,7 @@ def bfi(m, ins, mods):
         shift_by = np.minimum(p, bits - 1).astype(d.dtype)
         mask = np.where(n > 0, field << shift_by, u(0))
         d[s] = b[s] & ~mask | a[s] << shift_by & mask
+
     return run
 
 
@@ -310,6 +324,7 @@ def bmsk(m, ins, mods):
         lim = (lambda x: x & np.uint32(31)) if mode == "wrap" else (lambda x: np.minimum(x, np.uint32(32)))
         p, n = lim(a[f.sel]).astype(np.uint64), lim(b[f.sel]).astype(np.uint64)
         d[f.sel] = ((np.uint64(1) << n) - np.uint64(1) << p & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
     return run
 
 
@@ -330,7 +345,9 @@ def _count(fn):
 
         def run(f):
             d[f.sel] = fn(a[f.sel])
+
         return run
+
     return make
 
 
@@ -361,6 +378,7 @@ def bfind(m, ins, mods):
             x = np.where(x < 0, ~x, x)
         z = _clz(x.astype(f"u{a.itemsize}"))
         d[f.sel] = np.where(z == bits, np.uint32(0xFFFFFFFF), z if amount else np.uint32(bits - 1) - z)
+
     return run
 
 
@@ -373,12 +391,14 @@ def brev(m, ins, mods):
     def reverse(x):
         b = np.unpackbits(np.ascontiguousarray(x).view(np.uint8).reshape(len(x), -1), axis=1, bitorder="little")
         return np.packbits(b[:, ::-1], axis=1, bitorder="little").view(x.dtype).ravel()
+
     return unary(m, ins, kind, reverse)
 
 
 @handler("prmt")
 def prmt(m, ins, mods):
-    """Data Movement and Conversion: prmt.b32: pick four bytes of {b, a}; bit 3 of a selector copies the byte's sign. Default mode only."""
+    """Data Movement and Conversion: prmt.b32: pick four bytes of {b, a}; bit 3 of a selector copies the byte's sign.
+    Default mode only."""
     mods.type()
     mods.done()
     d = m.write(ins, ins.operands[0], "b32")
@@ -386,16 +406,27 @@ def prmt(m, ins, mods):
 
     def run(f):
         s = f.sel
-        both = np.stack([a[s], b[s]], 1).view(np.uint8)           # [n, 8]
+        both = np.stack([a[s], b[s]], 1).view(np.uint8)  # [n, 8]
         nib = np.stack([c[s] >> np.uint32(4 * i) & np.uint32(15) for i in range(4)], 1).astype(np.int64)
         r = np.take_along_axis(both, nib & 7, 1)
         r = np.where(nib & 8, np.where(r & 0x80, 0xFF, 0), r).astype(np.uint8)
         d[s] = np.ascontiguousarray(r).view(np.uint32).ravel()
+
     return run
 
 
-_COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-            "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+_COMPARE = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+}
 _BOOL = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
@@ -418,8 +449,10 @@ def comparison(ins, mods, kind):
 
 @handler("setp")
 def setp(m, ins, mods):
-    """Comparison and Selection: setp, with an optional second destination and an optional predicate combined by and, or, xor."""
+    """Comparison and Selection: setp, with an optional second destination and an optional predicate combined by and,
+    or, xor."""
     from .floating import loader
+
     kind = mods.type()
     combine = mods.one(_BOOL)
     ftz = mods.flag("ftz")
@@ -444,6 +477,7 @@ def setp(m, ins, mods):
         if q is not None:
             q[f.sel] = _BOOL[combine](~t, other)
         p[f.sel] = r
+
     return run
 
 
@@ -451,6 +485,7 @@ def setp(m, ins, mods):
 def set_(m, ins, mods):
     """Comparison and Selection: set: integer all-ones or float 1.0 where the comparison holds."""
     from .floating import loader
+
     kind, out = mods.type(), mods.type()
     ftz = mods.flag("ftz")
     if mods.one(_BOOL):
@@ -462,7 +497,10 @@ def set_(m, ins, mods):
 
     def run(f):
         t = fn(a(f), b(f))
-        d[f.sel] = t.astype(np.float32) if out == "f32" else np.where(t, d.dtype.type(0) - d.dtype.type(1), d.dtype.type(0))
+        d[f.sel] = (
+            t.astype(np.float32) if out == "f32" else np.where(t, d.dtype.type(0) - d.dtype.type(1), d.dtype.type(0))
+        )
+
     return run
 
 
@@ -478,6 +516,7 @@ def selp(m, ins, mods):
     def run(f):
         s = f.sel
         d[s] = np.where(c[s], a[s], b[s])
+
     return run
 
 
@@ -493,4 +532,5 @@ def slct(m, ins, mods):
     def run(f):
         s = f.sel
         d[s] = np.where(c[s] >= 0, a[s], b[s])
+
     return run

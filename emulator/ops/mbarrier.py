@@ -1,4 +1,6 @@
-"""mbarrier instructions (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier"); state in hw.mbarrier."""
+"""mbarrier instructions (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier"); state in
+hw.mbarrier."""
+
 import numpy as np
 
 from .. import ptx
@@ -68,12 +70,14 @@ def init(m, ins, mods):
                 del table(m)[key]
             if m.watch:
                 m.watch.mbarrier(m, f, ins, "init" if starts else "inval", *key, None)
+
     return run
 
 
 @handler("mbarrier.arrive", "mbarrier.arrive_drop")
 def arrive(m, ins, mods):
-    """mbarrier.arrive{.expect_tx}{.noComplete}, mbarrier.arrive_drop: optional state, address, optional count or byte count."""
+    """mbarrier.arrive{.expect_tx}{.noComplete}, mbarrier.arrive_drop: optional state, address, optional count or
+    byte count."""
     expect, no_complete = mods.flag("expect_tx"), mods.flag("noComplete")
     drop = ins.parts[1] == "arrive_drop"
     _spaces(ins, mods)
@@ -99,6 +103,7 @@ def arrive(m, ins, mods):
             if m.watch:
                 m.watch.mbarrier(m, f, ins, "arrive", *key, n if expect else None)
         m.events += 1
+
     return run
 
 
@@ -118,6 +123,7 @@ def expect_tx(m, ins, mods):
             if m.watch:
                 m.watch.mbarrier(m, f, ins, what, *key, int(number[lane]))
         m.events += 1
+
     return run
 
 
@@ -125,8 +131,9 @@ def expect_tx(m, ins, mods):
 def wait(m, ins, mods):
     """mbarrier.test_wait, mbarrier.try_wait{.parity}.
 
-    A wait that is not satisfied suspends the thread until it is; when nothing else can run it gives up and returns false, as try_wait
-    may at any time (with a seed it sometimes does so at once). That is a legal schedule of test_wait too: it runs late.
+    A wait that is not satisfied suspends the thread until it is; when nothing else can run it gives up and returns
+    false, as try_wait may at any time (with a seed it sometimes does so at once). That is a legal schedule of
+    test_wait too: it runs late.
     """
     parity = mods.flag("parity")
     _spaces(ins, mods)
@@ -143,7 +150,7 @@ def wait(m, ins, mods):
 
     def test(f):
         at, ph = address(f), phase[f.sel]
-        if (at == at[0]).all() and (ph == ph[0]).all():       # the usual case: one barrier in every CTA
+        if (at == at[0]).all() and (ph == ph[0]).all():  # the usual case: one barrier in every CTA
             align_check(at[:1], 8, "mbarrier address")
             off, p = int(at[0]) & SHARED_WINDOW - 1, int(ph[0])
             ctas = m.cta_of_warp[f.warps]
@@ -155,7 +162,8 @@ def wait(m, ins, mods):
 
     def describe(f):
         (cta, off), lane = places(m, f, address(f))[0], int(f.lanes[0])
-        return f"mbarrier 0x{off:x} for {'parity' if parity else 'state'} {int(phase[lane])}: {find(m, cta, off).missing()}"
+        what = "parity" if parity else "state"
+        return f"mbarrier 0x{off:x} for {what} {int(phase[lane])}: {find(m, cta, off).missing()}"
 
     def expire(f):
         p[f.sel] = False
@@ -169,6 +177,7 @@ def wait(m, ins, mods):
                     m.watch.mbarrier(m, f, ins, "passed", *key, None)
             return None
         return Wait(test, describe, retry=True, expire=expire)
+
     return run
 
 
@@ -181,12 +190,14 @@ def pending(m, ins, mods):
 
     def run(f):
         d[f.sel] = (a[f.sel] & np.uint64(0xFFFFF)).astype(np.uint32)
+
     return run
 
 
 @handler("mapa")
 def mapa(m, ins, mods):
-    """mapa: address of a shared variable in another CTA of the cluster; here clusters have one CTA, so the address itself."""
+    """mapa: address of a shared variable in another CTA of the cluster; here clusters have one CTA, so the address
+    itself."""
     mods.one(("shared::cluster",))
     kind = mods.type()
     mods.done()
@@ -196,4 +207,5 @@ def mapa(m, ins, mods):
 
     def run(f):
         d[f.sel] = a[f.sel]
+
     return run

@@ -1,8 +1,11 @@
-"""Warp matrix instructions (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions"): mma.sync, ldmatrix, stmatrix, movmatrix.
+"""Warp matrix instructions (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions"): mma.sync, ldmatrix,
+stmatrix, movmatrix.
 
-Fragment layouts are the figures of the manual ("Matrix fragments for mma.m16n8k..."): group = lane / 4, member = lane % 4.
-Arithmetic: hw.numerics (exact products, aligned and truncated fp32 accumulation over the K of one instruction).
+Fragment layouts are the figures of the manual ("Matrix fragments for mma.m16n8k..."): group = lane / 4, member =
+lane % 4. Arithmetic: hw.numerics (exact products, aligned and truncated fp32 accumulation over the K of one
+instruction).
 """
+
 import numpy as np
 
 from ..bind import handler, unsupported
@@ -33,7 +36,8 @@ def _fragment(k, bits):
 
 @handler("mma.sync")
 def mma_sync(m, ins, mods):
-    """Warp Level Matrix Multiply-Accumulate: mma.sync.aligned.m16n8k{4,8,16}: bf16, fp16 and tf32 operands, f32 (or f16) accumulators."""
+    """Warp Level Matrix Multiply-Accumulate: mma.sync.aligned.m16n8k{4,8,16}: bf16, fp16 and tf32 operands, f32 (or
+    f16) accumulators."""
     if not mods.flag("aligned"):
         raise unsupported(ins, "mma.sync without .aligned")
     shape = mods.need(("m16n8k16", "m16n8k8", "m16n8k4"), "mma shape")
@@ -57,7 +61,7 @@ def mma_sync(m, ins, mods):
     cdtype = np.float32 if out == "f32" else np.float16
 
     def matrix(f, arrays, at, shape, dtype):
-        x = np.stack([a[f.sel] for a in arrays], 1).view(dtype)          # [lanes, elements]
+        x = np.stack([a[f.sel] for a in arrays], 1).view(dtype)  # [lanes, elements]
         full = np.empty((f.n // 32, *shape), dtype)
         full[:, at[0], at[1]] = x.reshape(-1, 32, x.shape[1])
         return full
@@ -73,6 +77,7 @@ def mma_sync(m, ins, mods):
         for i, r in enumerate(dst):
             r[f.sel] = flat[:, i]
         return None
+
     return run
 
 
@@ -91,7 +96,8 @@ def _matrix_mods(ins, mods):
 
 @handler("ldmatrix")
 def ldmatrix(m, ins, mods):
-    """Warp Level Matrix Multiply-Accumulate: ldmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared.b16: row r of matrix i is at lane 8 i + r's address."""
+    """Warp Level Matrix Multiply-Accumulate: ldmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared.b16: row r of
+    matrix i is at lane 8 i + r's address."""
     count, trans = _matrix_mods(ins, mods)
     access, address = Access(m, ins, "shared", 8, 2), m.address(ins, ins.operands[1], "shared")
     dst = [m.write(ins, o, "b32") for o in getattr(ins.operands[0], "items", (ins.operands[0],))]
@@ -107,12 +113,14 @@ def ldmatrix(m, ins, mods):
         for i, d in enumerate(dst):
             d[f.sel] = x[:, i].reshape(-1)
         return None
+
     return run
 
 
 @handler("stmatrix")
 def stmatrix(m, ins, mods):
-    """Warp Level Matrix Multiply-Accumulate: stmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared.b16: the inverse of ldmatrix."""
+    """Warp Level Matrix Multiply-Accumulate: stmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared.b16: the inverse
+    of ldmatrix."""
     count, trans = _matrix_mods(ins, mods)
     access, address = Access(m, ins, "shared", 8, 2), m.address(ins, ins.operands[0], "shared")
     src = [m.read(ins, o, "b32") for o in getattr(ins.operands[1], "items", (ins.operands[1],))]
@@ -120,14 +128,15 @@ def stmatrix(m, ins, mods):
     def run(f):
         if not f.whole:
             return PARK
-        x = np.stack([a[f.sel].reshape(-1, 32) for a in src], 1)         # [warps, matrices, 32]
+        x = np.stack([a[f.sel].reshape(-1, 32) for a in src], 1)  # [warps, matrices, 32]
         x = x.view(np.uint16).reshape(-1, count, 8, 8)
         if trans:
             x = np.ascontiguousarray(x.swapaxes(2, 3))
-        rows = np.ascontiguousarray(x).view(np.uint64).reshape(-1, 2)    # one row of 16 bytes per address
+        rows = np.ascontiguousarray(x).view(np.uint64).reshape(-1, 2)  # one row of 16 bytes per address
         g = f if count == 4 else f.where((f.lanes & 31) < 8 * count)
         access.store(g, address(g), [rows[:, 0], rows[:, 1]])
         return None
+
     return run
 
 
@@ -145,4 +154,5 @@ def movmatrix(m, ins, mods):
         x = np.ascontiguousarray(a[f.sel]).view(np.uint16).reshape(-1, 8, 8).swapaxes(1, 2)
         d[f.sel] = np.ascontiguousarray(x).view(np.uint32).reshape(-1)
         return None
+
     return run

@@ -1,8 +1,11 @@
-"""tcgen05 (PTX ISA, "TensorCore 5th Generation Family Instructions", sm_100a), .cta_group::1 only; layouts and numerics are hw's.
+"""tcgen05 (PTX ISA, "TensorCore 5th Generation Family Instructions", sm_100a), .cta_group::1 only; layouts and
+numerics are hw's.
 
-mma and commit of a CTA are performed in issue order, ld and st of a warp likewise, and the two streams are not ordered against each other
-except through mbarriers and waits, as in the manual's "Memory Consistency Model" section: a missing wait shows.
+mma and commit of a CTA are performed in issue order, ld and st of a warp likewise, and the two streams are not
+ordered against each other except through mbarriers and waits, as in the manual's "Memory Consistency Model" section:
+a missing wait shows.
 """
+
 import numpy as np
 
 from .. import ptx
@@ -15,7 +18,7 @@ from ..memory import SHARED_WINDOW
 from .integer import read_pred
 from .mbarrier import find, signal
 
-POISON = 0xFFFFFFFF           # NaN: what nobody wrote
+POISON = 0xFFFFFFFF  # NaN: what nobody wrote
 
 
 class Tensor:
@@ -31,7 +34,9 @@ class Tensor:
     def check(self, cta, column, columns, what):
         a = self.allocator(cta)
         if not a.allocated(column, columns):
-            raise ProtocolError(f"{what} touches tensor-memory columns {column} to {column + columns - 1}, allocated are {a.describe()}")
+            raise ProtocolError(
+                f"{what} touches tensor-memory columns {column} to {column + columns - 1}, allocated are {a.describe()}"
+            )
 
 
 def state(m):
@@ -78,7 +83,8 @@ def _warp_mods(m, ins, mods):
 
 @handler("tcgen05.alloc", "tcgen05.dealloc", "tcgen05.relinquish_alloc_permit")
 def alloc(m, ins, mods):
-    """tcgen05.alloc, .dealloc, .relinquish_alloc_permit: one warp; alloc writes the address to shared memory and may block."""
+    """tcgen05.alloc, .dealloc, .relinquish_alloc_permit: one warp; alloc writes the address to shared memory and may
+    block."""
     _warp_mods(m, ins, mods)
     mods.done()
     what = ins.parts[1]
@@ -101,7 +107,7 @@ def alloc(m, ins, mods):
                 got = allocator.alloc(int(columns[lane]))
                 if got is None:
                     return Wait(lambda g: True, lambda g: "tensor memory to become free", retry=True)
-                place = m.shared.locate(at[32 * j:32 * j + 1] & np.uint64(SHARED_WINDOW - 1), cta, 4, True)
+                place = m.shared.locate(at[32 * j : 32 * j + 1] & np.uint64(SHARED_WINDOW - 1), cta, 4, True)
                 m.shared.buffer.views[4][place // 4] = got
                 if m.watch:
                     m.watch.access(m, f, ins, "write", "shared", at, 4)
@@ -110,18 +116,20 @@ def alloc(m, ins, mods):
             else:
                 allocator.relinquish()
         return None
+
     return run
 
 
 @handler("tcgen05.mma")
 def mma(m, ins, mods):
-    """tcgen05.mma.cta_group::1.kind::{f16,tf32} [d], a-desc or [a], b-desc, idesc, {disable-output-lane}, enable-input-d."""
+    """tcgen05.mma.cta_group::1.kind::{f16,tf32} [d], a-desc or [a], b-desc, idesc, {disable-output-lane},
+    enable-input-d."""
     if m.arch == "sm_90a":
         raise unsupported(ins, f"tcgen05 does not exist on {m.arch}")
     kind = tcgen05.check_variant(ins.opcode)
     mods.flag("cta_group::1"), mods.flag(f"kind::{kind}")
     for p in [p for p in mods.left if p.startswith("collector::")]:
-        mods.left.remove(p)                          # collector usage is a hint about operand reuse; it does not change the result
+        mods.left.remove(p)  # collector usage is a hint about operand reuse; it does not change the result
     mods.done()
     ops = list(ins.operands)
     d_at = m.address(ins, ops[0], "")
@@ -136,9 +144,11 @@ def mma(m, ins, mods):
 
     def operand(op, cta, word, mn, i, major):
         desc = matrix_desc.decode_tcgen05(word)
-        smem = m.shared.data[cta * m.shared.stride:cta * m.shared.stride + m.shared.size]
+        smem = m.shared.data[cta * m.shared.stride : cta * m.shared.stride + m.shared.size]
         if m.watch:
-            m.watch.async_access(m, op, "read", "shared", cta, matrix_desc.operand_units(desc, mn, i.k, i.esize, major), 16)
+            m.watch.async_access(
+                m, op, "read", "shared", cta, matrix_desc.operand_units(desc, mn, i.k, i.esize, major), 16
+            )
         return matrix_desc.gather_operand(smem, desc, mn, i.k, i.esize, major)
 
     def run(f):
@@ -168,15 +178,18 @@ def mma(m, ins, mods):
                 m.watch.async_access(m, op, "write", "tensor", cta, tcgen05.d_cells(taddr, i.m, i.n), 4)
             d = tcgen05.read_d(cells, taddr, i.m, i.n) if accumulate else None
             tcgen05.write_d(cells, taddr, tcgen05.mma(a, b, d, i, accumulate=accumulate), off)
+
         op = Operation(m, f, ins, ("tcgen05", cta), perform)
         op.cta = cta
         _submit(m, f, ins, op)
+
     return run
 
 
 @handler("tcgen05.commit")
 def commit(m, ins, mods):
-    """tcgen05.commit...mbarrier::arrive::one: an arrival when the thread's earlier asynchronous tcgen05 operations are complete."""
+    """tcgen05.commit...mbarrier::arrive::one: an arrival when the thread's earlier asynchronous tcgen05 operations
+    are complete."""
     _warp_mods(m, ins, mods)
     if not mods.flag("mbarrier::arrive::one"):
         raise unsupported(ins, "tcgen05.commit without .mbarrier::arrive::one")
@@ -192,6 +205,7 @@ def commit(m, ins, mods):
             op = Operation(m, f, ins, ("tcgen05", cta), lambda cta=cta, offset=offset: signal(m, cta, offset))
             op.cta = cta
             _submit(m, f, ins, op)
+
     return run
 
 
@@ -208,7 +222,8 @@ def _shape(ins, mods):
 
 @handler("tcgen05.ld", "tcgen05.st")
 def ld_st(m, ins, mods):
-    """tcgen05.ld and tcgen05.st: asynchronous, complete at tcgen05.wait::ld or ::st; registers change when performed."""
+    """tcgen05.ld and tcgen05.st: asynchronous, complete at tcgen05.wait::ld or ::st; registers change when
+    performed."""
     _warp_mods(m, ins, mods)
     load = ins.parts[1] == "ld"
     frag = _shape(ins, mods)
@@ -238,13 +253,16 @@ def ld_st(m, ins, mods):
         def perform():
             if m.watch:
                 lane, col = tmem.check_access(frag, taddr, warp)
-                m.watch.async_access(m, op, "read" if load else "write", "tensor", cta, (frag.lane + lane, frag.column + col), 4)
+                m.watch.async_access(
+                    m, op, "read" if load else "write", "tensor", cta, (frag.lane + lane, frag.column + col), 4
+                )
             if load:
                 x = tmem.load(t.data[cta], frag, taddr, warp)
                 for i, r in enumerate(regs):
                     r[lanes] = x[i]
             else:
                 tmem.store(t.data[cta], frag, taddr, warp, np.stack([r[lanes] for r in regs]))
+
         op = Operation(m, f, ins, ("tcgen05 ld st", w), perform)
         op.cta, op.warp = cta, w
         if load:
@@ -252,6 +270,7 @@ def ld_st(m, ins, mods):
             for i in index:
                 m.inflight.mark(i, [w])
         _submit(m, f, ins, op)
+
     return run
 
 
@@ -277,6 +296,7 @@ def wait(m, ins, mods):
                 m.watch.wait_done(m, f, ins, f"tcgen05.{kind}")
             return None
         return Wait(ready, lambda g: f"its tcgen05.{kind} operations", retry=True)
+
     return run
 
 
@@ -289,6 +309,7 @@ def fence(m, ins, mods):
     def run(f):
         if m.watch:
             m.watch.fence(m, f, ins, ("tcgen05", what))
+
     return run
 
 

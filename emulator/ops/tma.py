@@ -1,9 +1,10 @@
-"""Bulk asynchronous copies (PTX ISA, "Data Movement and Conversion Instructions: Bulk copy" and "Tensor copy"): cp.async.bulk,
-cp.async.bulk.tensor (tile mode, 1 to 5 dimensions), bulk groups. Boxes, swizzles and fills are hw.tma's.
+"""Bulk asynchronous copies (PTX ISA, "Data Movement and Conversion Instructions: Bulk copy" and "Tensor copy"):
+cp.async.bulk, cp.async.bulk.tensor (tile mode, 1 to 5 dimensions), bulk groups. Boxes, swizzles and fills are hw.tma's.
 
-A copy is performed when the scheduler chooses. Loads then report their bytes to the mbarrier. Stores read shared memory in one step and
-write global memory in a later one, so that wait_group.read and wait_group differ.
+A copy is performed when the scheduler chooses. Loads then report their bytes to the mbarrier. Stores read shared
+memory in one step and write global memory in a later one, so that wait_group.read and wait_group differ.
 """
+
 import functools
 
 import numpy as np
@@ -24,7 +25,7 @@ class Copy:
 
     def __init__(self, m, f, ins, cta, pieces, mbar=None, lanes=(), group=()):
         self.m, self.ins, self.cta, self.pieces, self.mbar = m, ins, cta, pieces, mbar
-        self.lanes, self.group = lanes, group        # issuing lanes and each one's bulk group, for stores
+        self.lanes, self.group = lanes, group  # issuing lanes and each one's bulk group, for stores
         self.queue, self.data, self.where = None, None, m.where(f)
 
     def _shared(self, unit, offsets, write):
@@ -60,7 +61,7 @@ class Copy:
         if self.data is None:
             view, index = self._shared(unit, source, False)
             self.data = view[index]
-            self.m.submit(self)                      # the write comes in a later step
+            self.m.submit(self)  # the write comes in a later step
             return
         inside = slice(None) if valid is None else np.nonzero(valid)[0]
         at, data = dest[inside], self.data[inside]
@@ -83,12 +84,12 @@ def read_map(m, address):
         raise MemoryFault(f"tensor map at 0x{address:x}, accepted multiples of 64")
     if space == "param":
         at = int(off[0])
-        raw = m.params.data[at:at + 128]
+        raw = m.params.data[at : at + 128]
         if at + 128 > m.params.high:
             raise MemoryFault("the tensor map reaches past the kernel's parameters")
     else:
         b, _ = next(iter(m.memory.groups(a, 128, False)))
-        raw = b.data[address - b.origin:address - b.origin + 128]
+        raw = b.data[address - b.origin : address - b.origin + 128]
     return decode_map(raw.tobytes())
 
 
@@ -110,7 +111,8 @@ def _offset(address):
 
 @handler("cp.async.bulk.tensor")
 def tensor_copy(m, ins, mods):
-    """cp.async.bulk.tensor.{1..5}d, tile mode: global to shared with an mbarrier, or shared to global in a bulk group."""
+    """cp.async.bulk.tensor.{1..5}d, tile mode: global to shared with an mbarrier, or shared to global in a bulk
+    group."""
     tma.check_tensor_variant(ins.opcode)
     rank = int(mods.need(("1d", "2d", "3d", "4d", "5d"), "tensor dimension")[0])
     load = "mbarrier::complete_tx::bytes" in mods.left
@@ -135,9 +137,9 @@ def tensor_copy(m, ins, mods):
         done = {}
         for i in range(f.n):
             if load:
-                find(m, ctas[i], bars[i])            # the barrier must exist at issue
+                find(m, ctas[i], bars[i])  # the barrier must exist at issue
             key = (ctas[i], maps[i], at[i], smem[i])
-            if not load and key in done:             # lanes that store the same box: one copy, all of them wait for it
+            if not load and key in done:  # lanes that store the same box: one copy, all of them wait for it
                 done[key].lanes.append(lanes[i])
                 done[key].group.append(int(_groups(m)[lanes[i]]))
                 continue
@@ -145,6 +147,7 @@ def tensor_copy(m, ins, mods):
             pieces = _pieces(box)
             done[key] = Copy(m, f, ins, ctas[i], pieces, bars[i], [lanes[i]], [int(_groups(m)[lanes[i]])])
             _issue(m, f, ins, done[key])
+
     return run
 
 
@@ -154,8 +157,14 @@ def _pieces(box):
     if box.unit < 16:
         return box.unit, box.global_, box.shared, valid, box.fill, box.nbytes
     two = np.array([0, 8])
-    return (8, (box.global_[:, None] + two).ravel(), (box.shared[:, None] + two).ravel(),
-            None if valid is None else np.repeat(valid, 2), box.fill[:8], box.nbytes)
+    return (
+        8,
+        (box.global_[:, None] + two).ravel(),
+        (box.shared[:, None] + two).ravel(),
+        None if valid is None else np.repeat(valid, 2),
+        box.fill[:8],
+        box.nbytes,
+    )
 
 
 @handler("cp.async.bulk")
@@ -186,6 +195,7 @@ def bulk_copy(m, ins, mods):
             if load:
                 find(m, cta, bar)
             _issue(m, f, ins, Copy(m, f, ins, cta, pieces, bar, [lane], [int(_groups(m)[lane])]))
+
     return run
 
 
@@ -203,6 +213,7 @@ def commit(m, ins, mods):
 
     def run(f):
         _groups(m)[f.sel] += 1
+
     return run
 
 
@@ -228,6 +239,7 @@ def wait_group(m, ins, mods):
                 m.watch.wait_done(m, f, ins, "bulk.read" if read else "bulk")
             return None
         return Wait(ready, lambda g: "its bulk stores", retry=True)
+
     return run
 
 

@@ -1,4 +1,6 @@
-"""PTX ISA: shfl ("Data Movement and Conversion"), vote, match, redux, activemask, elect ("Parallel Synchronization")."""
+"""PTX ISA: shfl ("Data Movement and Conversion"), vote, match, redux, activemask, elect ("Parallel
+Synchronization")."""
+
 import numpy as np
 
 from .. import ptx
@@ -68,6 +70,7 @@ def shfl(m, ins, mods):
         if p is not None:
             p[f.sel] = back(f, ok)
         return None
+
     return run
 
 
@@ -78,6 +81,7 @@ def vote(m, ins, mods):
     kind = mods.type()
     mods.done()
     from .integer import read_pred
+
     d, p = m.write(ins, ins.operands[0], kind), read_pred(m, ins, ins.operands[1])
     mask = mask_operand(m, ins, ins.operands[2])
 
@@ -101,6 +105,7 @@ def vote(m, ins, mods):
             out = ~(no.any(2) & yes.any(2))
         d[f.sel] = back(f, out)
         return None
+
     return run
 
 
@@ -118,15 +123,22 @@ def match(m, ins, mods):
 
 @handler("redux.sync")
 def redux(m, ins, mods):
-    """Parallel Synchronization and Communication: redux.sync: add, min, max on 32-bit integers; and, or, xor; min, max on f32 (sm_100a), with .abs and .NaN."""
+    """Parallel Synchronization and Communication: redux.sync: add, min, max on 32-bit integers; and, or, xor; min,
+    max on f32 (sm_100a), with .abs and .NaN."""
     op = mods.need(("add", "min", "max", "and", "or", "xor"), "redux")
     absolute, nan = mods.flag("abs"), mods.flag("NaN")
     kind = mods.type()
     mods.done()
     d, a = m.write(ins, ins.operands[0], kind), m.read(ins, ins.operands[1], kind)
     mask = mask_operand(m, ins, ins.operands[2])
-    reduce = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-              "xor": np.bitwise_xor}[op]
+    reduce = {
+        "add": np.add,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }[op]
     if kind == "f32":
         reduce = {"min": np.minimum, "max": np.maximum}[op] if nan else {"min": np.fmin, "max": np.fmax}[op]
     info = np.finfo(a.dtype) if kind == "f32" else np.iinfo(a.dtype)
@@ -144,6 +156,7 @@ def redux(m, ins, mods):
         ident = np.array(identity).astype(a.dtype)
         d[f.sel] = back(f, reduce.reduce(np.where(_members(mv, here), x[:, None, :], ident), axis=2, dtype=a.dtype))
         return None
+
     return run
 
 
@@ -158,12 +171,14 @@ def activemask(m, ins, mods):
         x, here = full_warps(m, f, np.ones(m.lanes, np.uint32))
         bits = (x << np.arange(32, dtype=np.uint32)).sum(1, dtype=np.uint32)
         d[f.sel] = back(f, np.repeat(bits[:, None], 32, 1))
+
     return run
 
 
 @handler("elect.sync")
 def elect(m, ins, mods):
-    """Parallel Synchronization and Communication: elect.sync: elects the lowest lane of the membermask (the manual leaves the choice open; it is deterministic)."""
+    """Parallel Synchronization and Communication: elect.sync: elects the lowest lane of the membermask (the manual
+    leaves the choice open; it is deterministic)."""
     mods.done()
     ops = ins.operands
     if not isinstance(ops[0], ptx.Pair):
@@ -180,4 +195,5 @@ def elect(m, ins, mods):
         d[f.sel] = leader
         p[f.sel] = leader == (f.lanes & 31)
         return None
+
     return run

@@ -1,9 +1,11 @@
-"""wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", sm_90a); fragments, descriptors and numerics are hw's.
+"""wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", sm_90a); fragments, descriptors and numerics
+are hw's.
 
-Each of the four warps of a warpgroup computes 16 of the 64 rows, and does so on its own here: registers and shared memory are read
-when the scheduler performs the operation, in order within a warp, and accumulators change only then. Until the warps have waited,
-their accumulator registers keep the old values, so a missing wait_group shows.
+Each of the four warps of a warpgroup computes 16 of the 64 rows, and does so on its own here: registers and shared
+memory are read when the scheduler performs the operation, in order within a warp, and accumulators change only then.
+Until the warps have waited, their accumulator registers keep the old values, so a missing wait_group shows.
 """
+
 import numpy as np
 
 from .. import ptx
@@ -18,8 +20,8 @@ SHAPES = {"bf16": 16, "f16": 16, "tf32": 8}
 
 
 class Groups:
-    """Per warp: open group, operations issued and performed, and how many had been issued at the last 16 commits (at most 7 groups can
-    stay open at a wait)."""
+    """Per warp: open group, operations issued and performed, and how many had been issued at the last 16 commits (at
+    most 7 groups can stay open at a wait)."""
 
     def __init__(self, warps):
         self.next, self.issued, self.done = (np.zeros(warps, np.int64) for _ in range(3))
@@ -57,7 +59,8 @@ class Mma:
 
 @handler("wgmma.mma_async")
 def mma_async(m, ins, mods):
-    """wgmma.mma_async.sync.aligned.m64nNk{16,8}.{f32,f16}.{bf16,f16,tf32}: A in registers or shared memory, B in shared memory."""
+    """wgmma.mma_async.sync.aligned.m64nNk{16,8}.{f32,f16}.{bf16,f16,tf32}: A in registers or shared memory, B in
+    shared memory."""
     if m.arch != "sm_90a":
         raise unsupported(ins, f"wgmma does not exist on {m.arch}")
     if not (mods.flag("sync") and mods.flag("aligned")) or mods.flag("sp"):
@@ -94,7 +97,7 @@ def mma_async(m, ins, mods):
 
     def operand(op, cta, word, mn, major):
         desc = matrix_desc.decode_wgmma(word)
-        smem = m.shared.data[cta * m.shared.stride:cta * m.shared.stride + m.shared.size]
+        smem = m.shared.data[cta * m.shared.stride : cta * m.shared.stride + m.shared.size]
         if m.watch:
             m.watch.async_access(m, op, "read", "shared", cta, matrix_desc.operand_units(desc, mn, k, esize, major), 16)
         return matrix_desc.gather_operand(smem, desc, mn, k, esize, major)
@@ -108,21 +111,35 @@ def mma_async(m, ins, mods):
             if (cta, word, major, mn) not in cache:
                 cache[cta, word, major, mn] = operand(op, cta, word, mn, major)
             return cache[cta, word, major, mn]
+
         b = np.stack([once(c, w, n, "MN" if trans_b else "K") for c, w in zip(ctas, op.b_words)])
         if in_registers:
-            x = np.stack([r[f.sel].reshape(-1, 32) for r in a_regs], 1)               # [warps, registers, 32]
-            x = x if esize == 4 else np.ascontiguousarray(x[..., None]).view(np.uint16).swapaxes(2, 3).reshape(len(ctas), -1, 32)
+            x = np.stack([r[f.sel].reshape(-1, 32) for r in a_regs], 1)  # [warps, registers, 32]
+            x = (
+                x
+                if esize == 4
+                else np.ascontiguousarray(x[..., None]).view(np.uint16).swapaxes(2, 3).reshape(len(ctas), -1, 32)
+            )
             a = np.empty((len(ctas), 16, k), raw)
             a[:, a_row, a_col] = x
         else:
             quarter = (lead // 32 % m.warps_per_cta % 4).tolist()
-            a = np.stack([once(c, w, 64, "MN" if trans_a else "K")[16 * q:16 * q + 16]
-                          for c, w, q in zip(ctas, op.a_words, quarter)])
+            a = np.stack(
+                [
+                    once(c, w, 64, "MN" if trans_a else "K")[16 * q : 16 * q + 16]
+                    for c, w, q in zip(ctas, op.a_words, quarter)
+                ]
+            )
         d = np.stack([r[f.sel].reshape(-1, 32) for r in dst], 1).view(np.float32)
         acc = np.empty((len(ctas), 16, n), np.float32)
         acc[:, d_row, d_col] = d
-        r = wgmma.mma(a, b, acc, kind, scale_d=True, scale_a=scale_a, scale_b=scale_b) if op.scale.all() else \
-            wgmma.mma(a, b, np.where(op.scale[:, None, None], acc, np.float32(0)), kind, scale_a=scale_a, scale_b=scale_b)
+        r = (
+            wgmma.mma(a, b, acc, kind, scale_d=True, scale_a=scale_a, scale_b=scale_b)
+            if op.scale.all()
+            else wgmma.mma(
+                a, b, np.where(op.scale[:, None, None], acc, np.float32(0)), kind, scale_a=scale_a, scale_b=scale_b
+            )
+        )
         flat = np.ascontiguousarray(r[:, d_row, d_col]).view(np.uint32)
         for i, reg in enumerate(dst):
             reg[f.sel] = flat[:, i].reshape(-1)
@@ -132,7 +149,9 @@ def mma_async(m, ins, mods):
             return PARK
         busy = m.inflight.touched(a_index, f.warps) if m.inflight.busy else None
         if busy is not None:
-            raise ProtocolError(f"wgmma reads register {m.inflight.name(busy)}, the result of an operation this warp has not waited for")
+            raise ProtocolError(
+                f"wgmma reads register {m.inflight.name(busy)}, the result of an operation this warp has not waited for"
+            )
         m.inflight.check_fence(d_index + a_index, f.warps)
         op = Mma(m, f, ins, perform)
         for i in d_index:
@@ -147,12 +166,14 @@ def mma_async(m, ins, mods):
         if m.watch:
             m.watch.async_issue(m, f, ins, op)
         return None
+
     return run
 
 
 @handler("wgmma.fence")
 def fence(m, ins, mods):
     """wgmma.fence.sync.aligned: orders register and shared accesses before the next wgmma; watchers are told."""
+
     def run(f):
         if not f.whole:
             return PARK
@@ -160,12 +181,14 @@ def fence(m, ins, mods):
         if m.watch:
             m.watch.fence(m, f, ins, ("wgmma",))
         return None
+
     return run
 
 
 @handler("wgmma.commit_group")
 def commit(m, ins, mods):
     """wgmma.commit_group.sync.aligned."""
+
     def run(f):
         if not f.whole:
             return PARK
@@ -173,6 +196,7 @@ def commit(m, ins, mods):
         g.at_commit[w, g.next[w] % 16] = g.issued[w]
         g.next[w] += 1
         return None
+
     return run
 
 
@@ -195,4 +219,5 @@ def wait_group(m, ins, mods):
                 m.watch.wait_done(m, f, ins, "wgmma")
             return None
         return Wait(ready, lambda g: "its wgmma groups", retry=True)
+
     return run

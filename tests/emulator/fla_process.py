@@ -1,4 +1,6 @@
-"""Runs fla's chunk_kda forward on the emulator in this process and prints one JSON line per case. Arguments: arch, case names."""
+"""Runs fla's chunk_kda forward on the emulator in this process and prints one JSON line per case. Arguments: arch,
+case names."""
+
 import json
 import sys
 import time
@@ -37,8 +39,13 @@ def tensors(B=1, T=128, H=1, HV=None, K=64, V=64, dtype="bfloat16", init=True, g
     else:
         x["g"] = -torch.rand(B, T, HV, K) * (5 if safe else 1)
         g = x["g"].double()
-    x.update(initial_state=torch.randn(B, HV, K, V) if init else None, output_final_state=True, safe_gate=safe,
-             use_qk_l2norm_in_kernel=prod, use_beta_sigmoid_in_kernel=prod)
+    x.update(
+        initial_state=torch.randn(B, HV, K, V) if init else None,
+        output_final_state=True,
+        safe_gate=safe,
+        use_qk_l2norm_in_kernel=prod,
+        use_beta_sigmoid_in_kernel=prod,
+    )
     return x, g, beta
 
 
@@ -49,7 +56,11 @@ def reference(x, g, beta):
         q, k = (t / (t.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
     B, T, HV, V = v.shape
     q, k = (t.repeat_interleave(HV // t.shape[2], 2) for t in (q, k))
-    S = torch.zeros(B, HV, q.shape[-1], V, dtype=torch.double) if x["initial_state"] is None else x["initial_state"].double()
+    S = (
+        torch.zeros(B, HV, q.shape[-1], V, dtype=torch.double)
+        if x["initial_state"] is None
+        else x["initial_state"].double()
+    )
     o = []
     for t in range(T):
         S = S * g[:, t].exp()[..., None]
@@ -69,8 +80,10 @@ def main(arch, names):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     from emulator.triton_driver import activate
+
     device = activate(arch)
     from fla.ops.kda import chunk_kda
+
     emulated = [0.0]
     launch = device.launch
 
@@ -78,6 +91,7 @@ def main(arch, names):
         start = time.time()
         launch(*args, **kw)
         emulated[0] += time.time() - start
+
     device.launch = timed
     for name in names:
         x, g, beta = tensors(**CASES[name])
@@ -85,8 +99,18 @@ def main(arch, names):
         with torch.inference_mode():
             o, state = chunk_kda(**x)
         want_o, want_state = reference(x, g, beta)
-        print(json.dumps(dict(case=name, o=row_error(o, want_o), state=row_error(state, want_state), seconds=emulated[0],
-                              kernels=[s["kernel"] for s in device.stats[first:]])), flush=True)
+        print(
+            json.dumps(
+                dict(
+                    case=name,
+                    o=row_error(o, want_o),
+                    state=row_error(state, want_state),
+                    seconds=emulated[0],
+                    kernels=[s["kernel"] for s in device.stats[first:]],
+                )
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """mbarriers, bulk copies, wgmma and tcgen05 in small hand-written programs, under several schedules."""
+
 import numpy as np
 import pytest
 import torch
@@ -14,18 +15,22 @@ WAIT = "{{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [{bar}], {par
 
 def kernel(body, params, shared=1024, arch="sm_90a", regs=""):
     p = ", ".join(f".param {t} {n}" for n, t in params.items())
-    return HEAD.format(arch=arch) + f"""
+    return (
+        HEAD.format(arch=arch)
+        + f"""
 .visible .entry k({p})
 {{ .reg .pred %p<8>; .reg .b32 %r<40>; .reg .b64 %rd<20>; .reg .b32 %f<80>; {regs}
   .shared .align 1024 .b8 buf[{shared}]; .shared .align 8 .b8 bar[64];
   mov.u32 %r1, %tid.x; mov.u32 %r2, buf; mov.u32 %r3, bar; setp.eq.u32 %p1, %r1, 0;
 {body}
   ret; }}"""
+    )
 
 
 def ring(wait_empty=True, wait_full=True):
     """Warp 0 fills a two-slot ring four times with numbered words, warp 1 empties it into dst."""
-    return kernel(f"""
+    return kernel(
+        f"""
   @%p1 mbarrier.init.shared.b64 [%r3], 32;  @%p1 mbarrier.init.shared.b64 [%r3+8], 32;
   @%p1 mbarrier.init.shared.b64 [%r3+16], 32;  @%p1 mbarrier.init.shared.b64 [%r3+24], 32;
   bar.sync 0;
@@ -35,17 +40,19 @@ LOOP:
   mad.lo.u32 %r9, %r6, 8, %r3; add.u32 %r10, %r9, 16;
   mad.lo.u32 %r11, %r6, 128, %r2; mad.lo.u32 %r11, %r4, 4, %r11;
   @%p2 bra CONSUME;
-  {WAIT.format(bar='%r10', parity='%r8') if wait_empty else ''}
+  {WAIT.format(bar="%r10", parity="%r8") if wait_empty else ""}
   mad.lo.u32 %r12, %r5, 100, %r4; st.shared.u32 [%r11], %r12;
   mbarrier.arrive.shared.b64 _, [%r9];
   bra NEXT;
 CONSUME:
-  {WAIT.format(bar='%r9', parity='%r7') if wait_full else ''}
+  {WAIT.format(bar="%r9", parity="%r7") if wait_full else ""}
   ld.shared.u32 %r12, [%r11];
   ld.param.u64 %rd1, [dst]; mad.lo.u32 %r13, %r5, 32, %r4; mad.wide.u32 %rd1, %r13, 4, %rd1; st.global.u32 [%rd1], %r12;
   mbarrier.arrive.shared.b64 %rd2, [%r10];
 NEXT:
-  add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 8; @%p3 bra LOOP;""", {"dst": ".u64"})
+  add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 8; @%p3 bra LOOP;""",
+        {"dst": ".u64"},
+    )
 
 
 WANT = (np.arange(8)[:, None] * 100 + np.arange(32)).ravel().tolist()
@@ -66,7 +73,7 @@ def test_ring_without_a_wait_is_wrong_somewhere(broken):
         try:
             emulator.run(ring(**broken), "k", 1, 64, 0, [y], seed=seed)
             bad += y.tolist() != WANT
-        except emulator.Deadlock:           # one side ran phases ahead of the other
+        except emulator.Deadlock:  # one side ran phases ahead of the other
             bad += 1
     assert bad
 
@@ -81,23 +88,34 @@ def test_barrier_misuse():
     with pytest.raises(emulator.ProtocolError, match="no initialised mbarrier"):
         emulator.run(kernel("mbarrier.arrive.shared.b64 _, [%r3];", {}), "k", 1, 32, 0, [])
     with pytest.raises(emulator.ProtocolError, match="only 0|pending"):
-        emulator.run(kernel("@%p1 mbarrier.init.shared.b64 [%r3], 41; bar.warp.sync -1; mbarrier.arrive.shared.b64 _, [%r3], 2;", {}),
-                     "k", 1, 32, 0, [])
+        emulator.run(
+            kernel(
+                "@%p1 mbarrier.init.shared.b64 [%r3], 41; bar.warp.sync -1; mbarrier.arrive.shared.b64 _, [%r3], 2;", {}
+            ),
+            "k",
+            1,
+            32,
+            0,
+            [],
+        )
 
 
 def bulk(wait=True, expect=512, stores="cp.async.bulk.wait_group 0;"):
-    return kernel(f"""
+    return kernel(
+        f"""
   @%p1 mbarrier.init.shared.b64 [%r3], 1; bar.sync 0;
   ld.param.u64 %rd1, [src]; ld.param.u64 %rd2, [dst];
   @!%p1 bra GO;
   mbarrier.arrive.expect_tx.shared.b64 _, [%r3], {expect};
   cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd1], 512, [%r3];
-GO: {WAIT.format(bar='%r3', parity=0) if wait else ''}
+GO: {WAIT.format(bar="%r3", parity=0) if wait else ""}
   mad.lo.u32 %r5, %r1, 4, %r2; ld.shared.u32 %r6, [%r5]; add.u32 %r6, %r6, 7; st.shared.u32 [%r5], %r6;
   fence.proxy.async.shared::cta; bar.sync 0;
   @!%p1 bra END;
   cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r2], 512; cp.async.bulk.commit_group; {stores}
-END: """, {"src": ".u64", "dst": ".u64"})
+END: """,
+        {"src": ".u64", "dst": ".u64"},
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -110,7 +128,7 @@ def test_bulk_copy_through_shared(seed):
 def test_bulk_copy_faults():
     x, y = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
     emulator.run(bulk(wait=False), "k", 1, 128, 0, [x, y])
-    assert (y != x + 7).any()                                  # the data had not arrived
+    assert (y != x + 7).any()  # the data had not arrived
     with pytest.raises(emulator.Deadlock, match="-?16 bytes missing"):
         emulator.run(bulk(expect=528), "k", 1, 128, 0, [x, y])
     with pytest.raises(emulator.MemoryFault, match="parameter src"):
@@ -118,19 +136,20 @@ def test_bulk_copy_faults():
 
 
 def tma_round_trip(dims, box, coords, mode, load_only=False):
-    """Load a box of a bf16 tensor, keep a raw copy of shared memory, store the box to another tensor at the same coordinates."""
+    """Load a box of a bf16 tensor, keep a raw copy of shared memory, store the box to another tensor at the same
+    coordinates."""
     rank = len(dims)
     c = ", ".join(f"%r{20 + i}" for i in range(rank))
     n = int(np.prod(box)) * 2
     body = f"""
   @%p1 mbarrier.init.shared.b64 [%r3], 1; bar.sync 0;
-  {' '.join(f'mov.b32 %r{20 + i}, {v};' for i, v in enumerate(coords))}
+  {" ".join(f"mov.b32 %r{20 + i}, {v};" for i, v in enumerate(coords))}
   mov.b64 %rd1, map0; cvta.param.u64 %rd1, %rd1; mov.b64 %rd2, map1; cvta.param.u64 %rd2, %rd2;
   @!%p1 bra GO;
   prefetch.tensormap [%rd1];
   mbarrier.arrive.expect_tx.shared.b64 _, [%r3], {n};
   cp.async.bulk.tensor.{rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r2], [%rd1, {{{c}}}], [%r3];
-GO: {WAIT.format(bar='%r3', parity=0)}
+GO: {WAIT.format(bar="%r3", parity=0)}
   ld.param.u64 %rd3, [raw]; mov.b32 %r5, %r1;
 COPY: setp.ge.u32 %p2, %r5, {n // 4}; @%p2 bra DONE;
   mad.lo.u32 %r6, %r5, 4, %r2; ld.shared.u32 %r7, [%r6]; mad.wide.u32 %rd4, %r5, 4, %rd3; st.global.u32 [%rd4], %r7;
@@ -145,16 +164,25 @@ END: """
     src = torch.arange(1, int(np.prod(dims)) + 1).float().bfloat16().reshape(*reversed(dims))
     dst, raw = torch.zeros_like(src), np.zeros(n // 4, np.uint32)
     strides = [2 * int(np.prod(dims[:i])) for i in range(1, rank)]
-    maps = [tensormap.encode(address=t.data_ptr(), dtype="bf16", dims=dims, strides=strides, box=box, swizzle=mode) for t in (src, dst)]
+    maps = [
+        tensormap.encode(address=t.data_ptr(), dtype="bf16", dims=dims, strides=strides, box=box, swizzle=mode)
+        for t in (src, dst)
+    ]
     device = emulator.Device("sm_90a")
     device.memory.add(src, "src"), device.memory.add(dst, "dst")
     device.launch(text, "k", 1, 32, 0, [maps[0], maps[1], raw])
     return src, dst, raw
 
 
-@pytest.mark.parametrize("dims, box, coords, mode", [
-    ((64, 16), (64, 8), (0, 4), "128B"), ((40, 20), (32, 8), (16, 15), "64B"), ((64, 6, 3), (16, 4, 2), (32, 3, 2), "32B"),
-    ((32, 10, 2, 2), (8, 4, 1, 2), (-8, -2, 1, 0), "none")])
+@pytest.mark.parametrize(
+    "dims, box, coords, mode",
+    [
+        ((64, 16), (64, 8), (0, 4), "128B"),
+        ((40, 20), (32, 8), (16, 15), "64B"),
+        ((64, 6, 3), (16, 4, 2), (32, 3, 2), "32B"),
+        ((32, 10, 2, 2), (8, 4, 1, 2), (-8, -2, 1, 0), "none"),
+    ],
+)
 def test_tensor_copies(dims, box, coords, mode):
     src, dst, raw = tma_round_trip(dims, box, coords, mode)
     shape = tuple(reversed(box))
@@ -173,12 +201,15 @@ def test_tensor_copies(dims, box, coords, mode):
 # one wgmma m64n64k16 with B in 128-byte swizzled shared memory, K-major, and A from registers or from shared memory
 def wgmma_program(a_registers, wait="wgmma.wait_group.sync.aligned 0;", fence="wgmma.fence.sync.aligned;"):
     acc = ", ".join(f"%f{i}" for i in range(32))
-    fill = "".join(f"ld.param.u64 %rd5, [c]; add.u64 %rd6, %rd5, %rd7; ld.global.b32 %f{i}, [%rd6+{4 * i}];" for i in range(32))
+    fill = "".join(
+        f"ld.param.u64 %rd5, [c]; add.u64 %rd6, %rd5, %rd7; ld.global.b32 %f{i}, [%rd6+{4 * i}];" for i in range(32)
+    )
     load_a = "".join(f"ld.global.b32 %f{32 + i}, [%rd9+{4 * i}];" for i in range(4))
     store = "".join(f"st.global.b32 [%rd6+{4 * i}], %f{i};" for i in range(32))
     a = "{%f32, %f33, %f34, %f35}" if a_registers else "%rd11"
     tail = "p, 1, 1, 0" if a_registers else "p, 1, 1, 0, 0"
-    return kernel(f"""
+    return kernel(
+        f"""
   ld.param.u64 %rd1, [image];
 COPY: mad.lo.u32 %r4, %r1, 16, %r2; mul.wide.u32 %rd2, %r1, 16; add.u64 %rd2, %rd1, %rd2; mov.b32 %r5, 0;
 L: ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd2]; st.shared.v4.b32 [%r4], {{%r10, %r11, %r12, %r13}};
@@ -191,7 +222,10 @@ L: ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd2]; st.shared.v4.b32 [%r4], 
   {{ .reg .pred p; setp.ne.b32 p, 1, 0;
   wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{{acc}}}, {a}, %rd10, {tail}; }}
   wgmma.commit_group.sync.aligned; {wait}
-  {store}""", {"image": ".u64", "a": ".u64", "c": ".u64", "bdesc": ".u64", "adesc": ".u64"}, shared=16384)
+  {store}""",
+        {"image": ".u64", "a": ".u64", "c": ".u64", "bdesc": ".u64", "adesc": ".u64"},
+        shared=16384,
+    )
 
 
 def k_major_image(matrix, base):
@@ -208,7 +242,7 @@ def wgmma_inputs():
     image = np.concatenate([k_major_image(b, 0), k_major_image(a, 8192)])
     desc = [matrix_desc.encode_wgmma(matrix_desc.MatrixDesc(start, 16, 1024, "128B")) for start in (0, 8192)]
     t = np.arange(128)
-    row, pair = 16 * (t // 32) + t % 32 // 4, 2 * (t % 4)        # figure of the m64nNk16 fragments, by hand
+    row, pair = 16 * (t // 32) + t % 32 // 4, 2 * (t % 4)  # figure of the m64nNk16 fragments, by hand
     areg = torch.stack([a[row + 8 * (e // 2 % 2), pair + e % 2 + 8 * (e // 4)] for e in range(8)], 1)
     creg = torch.stack([c[row + 8 * (i // 2 % 2), 8 * (i // 4) + pair + i % 2] for i in range(32)], 1)
     want = c.double() + a[:, :16].double() @ b[:, :16].double().T
@@ -220,7 +254,9 @@ def wgmma_inputs():
 @pytest.mark.parametrize("seed", [None, 1])
 def test_wgmma(a_registers, seed):
     image, areg, creg, desc, want = wgmma_inputs()
-    emulator.run(wgmma_program(a_registers), "k", 1, 128, 0, [image, areg.contiguous(), creg, desc[0], desc[1]], seed=seed)
+    emulator.run(
+        wgmma_program(a_registers), "k", 1, 128, 0, [image, areg.contiguous(), creg, desc[0], desc[1]], seed=seed
+    )
     assert (creg.double() - want).abs().max() < 1e-5
 
 
@@ -240,7 +276,8 @@ def tcgen05_program(wait_mma=True, wait_ld="tcgen05.wait::ld.sync.aligned;", dea
     regs = ", ".join(f"%f{i}" for i in range(64))
     store = "".join(f"st.global.b32 [%rd6+{4 * i}], %f{i};" for i in range(64))
     mma = "tcgen05.mma.cta_group::1.kind::f16 [%r6], %rd11, %rd10, %r7, {%r8, %r8, %r8, %r8}, "
-    return kernel(f"""
+    return kernel(
+        f"""
   ld.param.u64 %rd1, [image];
   mad.lo.u32 %r4, %r1, 16, %r2; mul.wide.u32 %rd2, %r1, 16; add.u64 %rd2, %rd1, %rd2; mov.b32 %r5, 0;
 L: ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd2]; st.shared.v4.b32 [%r4], {{%r10, %r11, %r12, %r13}};
@@ -250,18 +287,23 @@ L: ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd2]; st.shared.v4.b32 [%r4], 
 NOALLOC:
   @%p1 mbarrier.init.shared.b64 [%r3], 1;
   fence.proxy.async.shared::cta; bar.sync 0;
-  ld.shared.b32 %r6, [%r9]; ld.param.u64 %rd10, [bdesc]; ld.param.u64 %rd11, [adesc]; ld.param.u32 %r7, [idesc]; mov.b32 %r8, 0;
+  ld.shared.b32 %r6, [%r9]; ld.param.u64 %rd10, [bdesc]; ld.param.u64 %rd11, [adesc];
+  ld.param.u32 %r7, [idesc]; mov.b32 %r8, 0;
   setp.ne.u32 %p4, %r8, 0; setp.eq.u32 %p5, %r8, 0;
   @!%p1 bra GO;
   {mma} %p4; {mma} %p5;
   tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r3];
-GO: {WAIT.format(bar='%r3', parity=0) if wait_mma else ''}
+GO: {WAIT.format(bar="%r3", parity=0) if wait_mma else ""}
   shr.u32 %r14, %r1, 5; shl.b32 %r14, %r14, 21; add.u32 %r14, %r14, %r6;
   tcgen05.ld.sync.aligned.32x32b.x64.b32 {{{regs}}}, [%r14]; {wait_ld}
   ld.param.u64 %rd5, [d]; mul.wide.u32 %rd6, %r1, 256; add.u64 %rd6, %rd5, %rd6; {store}
   bar.sync 0;
-  @%p3 bra END; {'tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 64;' if dealloc else ''}
-END: """, {"image": ".u64", "d": ".u64", "bdesc": ".u64", "adesc": ".u64", "idesc": ".u32"}, shared=24576, arch="sm_100a")
+  @%p3 bra END; {"tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 64;" if dealloc else ""}
+END: """,
+        {"image": ".u64", "d": ".u64", "bdesc": ".u64", "adesc": ".u64", "idesc": ".u32"},
+        shared=24576,
+        arch="sm_100a",
+    )
 
 
 def tcgen05_inputs():
@@ -288,10 +330,11 @@ def test_tcgen05_faults():
 
     def run(**broken):
         emulator.run(tcgen05_program(**broken), "k", 1, 128, 0, [image, d, desc[0], desc[1], idesc], arch="sm_100a")
+
     with pytest.raises(emulator.ProtocolError, match="tcgen05.wait::ld"):
         run(wait_ld="")
     with pytest.raises(emulator.ProtocolError, match="without freeing tensor memory: columns 0-63"):
         run(dealloc=False)
     with pytest.raises(emulator.ProtocolError, match="performed after its tensor memory was freed.*tcgen05.mma"):
         run(wait_mma=False)
-    assert not (d.double() - want).abs().max() < 1e-4            # and what was read back was not the product
+    assert not (d.double() - want).abs().max() < 1e-4  # and what was read back was not the product

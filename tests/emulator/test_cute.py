@@ -1,4 +1,6 @@
-"""CuTe units with their own compiled host code: a small one, and the state kernels of rung 002 on both architectures."""
+"""CuTe units with their own compiled host code: a small one, and the state kernels of rung 002 on both
+architectures."""
+
 from pathlib import Path
 
 import pytest
@@ -23,11 +25,11 @@ def test_small_unit(arch):
     assert (b == 2.5 * a).all()
     assert emulated.device.stats[-1]["grid"] == (3, 1, 1) and emulated.device.stats[-1]["block"] == (128, 1, 1)
     with pytest.raises(ValueError, match="expected dtype=float32"):
-        fn(a.double(), b, 2.5)                                   # TVM-FFI's own check
+        fn(a.double(), b, 2.5)  # TVM-FFI's own check
     text = fn.ptx
     fn.ptx = text.replace("st.global", "st.global.frob", 1)
     with pytest.raises(emulator.UnsupportedInstruction, match=r"unit_scale.py:\d+.*frob"):
-        fn(a, b, 2.5)                                            # errors in the launch come through the C frames
+        fn(a, b, 2.5)  # errors in the launch come through the C frames
     fn.ptx = text
     fn(a, b, -1.0)
     assert (b == -a).all()
@@ -50,8 +52,9 @@ def reference(qg, w, kg, u, aqk, g2, h0, scale):
     for c in range(0, T, 64):
         s, n = slice(c, min(T, c + 64)), min(T, c + 64) - c
         v = u[:, s].double() - torch.einsum("bthk,bhkv->bthv", w[:, s].double(), S)
-        o[:, s] = scale * torch.einsum("bthk,bhkv->bthv", qg[:, s].double(), S) \
-            + torch.einsum("bthj,bjhv->bthv", aqk[:, s, :, :n].double(), v)
+        o[:, s] = scale * torch.einsum("bthk,bhkv->bthv", qg[:, s].double(), S) + torch.einsum(
+            "bthj,bjhv->bthv", aqk[:, s, :, :n].double(), v
+        )
         S = S * g2[:, c + n - 1].double().exp2()[..., None] + torch.einsum("bthk,bthv->bhkv", kg[:, s].double(), v)
     return o, S
 
@@ -63,8 +66,12 @@ def error(a, b):
 
 def run_state(emulated, x, edit=None):
     K, V = x[0].shape[-1], x[3].shape[-1]
-    unit = Unit("kda_state", HERE.parents[1] / "ideas/002-cute-fused" / STATE[emulated.arch], emulated.arch,
-                (("K", K), ("V", V), ("dtype", "bfloat16"), ("has_h0", True)))
+    unit = Unit(
+        "kda_state",
+        HERE.parents[1] / "ideas/002-cute-fused" / STATE[emulated.arch],
+        emulated.arch,
+        (("K", K), ("V", V), ("dtype", "bfloat16"), ("has_h0", True)),
+    )
     fn = emulated.load(unit)
     if edit:
         assert edit[0] in fn.ptx
@@ -79,17 +86,21 @@ def test_state_kernel(arch):
     x = operands(1, 100, 2, 64, 64)
     want = reference(*x, 0.125)
     first = run_state(EmulatedTarget(arch), x)
-    assert error(first[0], want[0]) < 8 * 2.0 ** -9 and error(first[1], want[1]) < 8 * 2.0 ** -9
+    assert error(first[0], want[0]) < 8 * 2.0**-9 and error(first[1], want[1]) < 8 * 2.0**-9
     for seed in (1, 2):
         again = run_state(EmulatedTarget(arch, seed=seed), x)
         assert all(torch.equal(a, b) for a, b in zip(first, again)), seed
 
 
-@pytest.mark.parametrize("arch, removed, finding", [
-    ("sm_90a", "wgmma.wait_group.sync.aligned 	0;", "has not waited for"),
-    ("sm_90a", "wgmma.fence.sync.aligned;", "since the last wgmma.fence"),
-    ("sm_100a", "tcgen05.wait::ld.sync.aligned;", "has not waited for"),
-    ("sm_100a", "tcgen05.dealloc", "without freeing tensor memory")])
+@pytest.mark.parametrize(
+    "arch, removed, finding",
+    [
+        ("sm_90a", "wgmma.wait_group.sync.aligned 	0;", "has not waited for"),
+        ("sm_90a", "wgmma.fence.sync.aligned;", "since the last wgmma.fence"),
+        ("sm_100a", "tcgen05.wait::ld.sync.aligned;", "has not waited for"),
+        ("sm_100a", "tcgen05.dealloc", "without freeing tensor memory"),
+    ],
+)
 def test_removed_waits_are_found_at_their_line(arch, removed, finding):
     edit = (removed, "// tcgen05.dealloc" if removed == "tcgen05.dealloc" else "")
     with pytest.raises(emulator.ProtocolError, match=finding) as e:

@@ -1,4 +1,6 @@
-"""fla's own chunk_kda forward, compiled by Triton for both architectures and executed here, against the recurrence in fp64."""
+"""fla's own chunk_kda forward, compiled by Triton for both architectures and executed here, against the recurrence
+in fp64."""
+
 import json
 import subprocess
 import sys
@@ -9,15 +11,16 @@ import pytest
 from fla_process import CASES
 
 # a few roundings to the io type: eight units of 2^-9 (bf16) or 2^-12 (fp16), half an ulp each
-BOUND = {"bfloat16": 8 * 2.0 ** -9, "float16": 8 * 2.0 ** -12}
+BOUND = {"bfloat16": 8 * 2.0**-9, "float16": 8 * 2.0**-12}
 FAST = ["plain", "safe_tail"]
 SIX = ["cumsum", "intra", "inter_solve", "recompute_w_u", "fwd_kernel_h", "fwd_kernel_o"]
 
 
 def run(arch, names):
     script = Path(__file__).with_name("fla_process.py")
-    r = subprocess.run([sys.executable, str(script), arch, *names], capture_output=True, text=True, timeout=560,
-                       cwd=script.parents[2])
+    r = subprocess.run(
+        [sys.executable, str(script), arch, *names], capture_output=True, text=True, timeout=560, cwd=script.parents[2]
+    )
     assert r.returncode == 0, r.stderr[-3000:]
     rows = [json.loads(line) for line in r.stdout.splitlines() if line.startswith("{")]
     assert [x["case"] for x in rows] == names

@@ -1,4 +1,5 @@
 """Control flow, barriers, memory spaces and errors, on whole small programs and under varied schedules."""
+
 import numpy as np
 import pytest
 
@@ -23,12 +24,19 @@ def test_divergent_loop_reconverges(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_if_else_inside_warp(seed):
     x = np.arange(64, dtype=np.uint32)
-    y = lanes("and.b32 %r1, x0, 1; setp.eq.u32 %p1, %r1, 0; @%p1 bra EVEN; mul.lo.u32 y0, x0, 3; bra.uni J;"
-              "EVEN: add.u32 y0, x0, 100; J: add.u32 y0, y0, 1;", [x], [np.uint32], seed=seed)
+    y = lanes(
+        "and.b32 %r1, x0, 1; setp.eq.u32 %p1, %r1, 0; @%p1 bra EVEN; mul.lo.u32 y0, x0, 3; bra.uni J;"
+        "EVEN: add.u32 y0, x0, 100; J: add.u32 y0, y0, 1;",
+        [x],
+        [np.uint32],
+        seed=seed,
+    )
     assert y.tolist() == [int(v) * 3 + 1 if v & 1 else int(v) + 101 for v in x]
 
 
-REVERSE = HEAD.format(arch="sm_90a") + """
+REVERSE = (
+    HEAD.format(arch="sm_90a")
+    + """
 .extern .shared .align 16 .b8 dyn[];
 .visible .entry reverse(.param .u64 src, .param .u64 dst)
 {
@@ -48,6 +56,7 @@ REVERSE = HEAD.format(arch="sm_90a") + """
   st.global.u32 [%rd3], %r4;
   ret;
 }"""
+)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -77,13 +86,21 @@ def test_out_of_bounds_and_misaligned_name_the_place():
     with pytest.raises(emulator.MemoryFault, match="shared memory write.*out of bounds"):
         emulator.run(text, "reverse", 1, 128, 256, [x, np.zeros(512, np.uint32)])
     with pytest.raises(emulator.MemoryFault, match="misaligned"):
-        emulator.run(text.replace("ld.shared.u32 %r4, [%r6]", "ld.shared.u32 %r4, [%r6+2]"), "reverse", 1, 128, 512,
-                     [x, np.zeros(512, np.uint32)])
+        emulator.run(
+            text.replace("ld.shared.u32 %r4, [%r6]", "ld.shared.u32 %r4, [%r6+2]"),
+            "reverse",
+            1,
+            128,
+            512,
+            [x, np.zeros(512, np.uint32)],
+        )
 
 
 def two_roles(producer, consumer):
     """Warp 0 produces into shared memory, warp 1 consumes."""
-    return HEAD.format(arch="sm_90a") + f"""
+    return (
+        HEAD.format(arch="sm_90a")
+        + f"""
 .visible .entry k(.param .u64 dst)
 {{ .reg .b32 %r<8>; .reg .b64 %rd<4>; .reg .pred %p<4>; .shared .align 16 .b8 buf[128];
   mov.u32 %r1, %tid.x; and.b32 %r2, %r1, 31; mov.u32 %r3, buf; mad.lo.u32 %r4, %r2, 4, %r3;
@@ -95,6 +112,7 @@ CONSUMER:
   {consumer}
   ld.shared.u32 %r5, [%r4]; ld.param.u64 %rd1, [dst]; mad.wide.u32 %rd1, %r2, 4, %rd1; st.global.u32 [%rd1], %r5;
 OUT: ret; }}"""
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -113,7 +131,9 @@ def test_deadlock_says_who_waits_for_what():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cp_async_needs_its_wait(seed):
-    text = HEAD.format(arch="sm_90a") + """
+    text = (
+        HEAD.format(arch="sm_90a")
+        + """
 .visible .entry k(.param .u64 src, .param .u64 dst)
 { .reg .b32 %r<8>; .reg .b64 %rd<4>; .shared .align 16 .b8 buf[1024];
   mov.u32 %r1, %tid.x; mov.u32 %r2, buf; mad.lo.u32 %r3, %r1, 16, %r2;
@@ -126,17 +146,20 @@ def test_cp_async_needs_its_wait(seed):
   ld.param.u64 %rd2, [dst]; mad.wide.u32 %rd2, %r1, 16, %rd2;
   st.global.v4.u32 [%rd2], {%r4, %r5, %r6, %r7};
   ret; }"""
+    )
     x, y = np.arange(1, 257, dtype=np.uint32), np.zeros(256, np.uint32)
     want = x.reshape(-1, 4) * np.array([1, 1, 1, 0], np.uint32)
     emulator.run(text.replace("WAIT", "cp.async.wait_group 0;"), "k", 1, 64, 0, [x, y], seed=seed)
-    assert (y.reshape(-1, 4) == want).all()                # 12 of 16 bytes read, the rest zero-filled
+    assert (y.reshape(-1, 4) == want).all()  # 12 of 16 bytes read, the rest zero-filled
     if seed is None:
         emulator.run(text.replace("WAIT", "cp.async.wait_group 1;"), "k", 1, 64, 0, [x, y])
-        assert (y == 0xFFFFFFFF).all()                     # one group may still be in flight, and is: nobody wrote yet
+        assert (y == 0xFFFFFFFF).all()  # one group may still be in flight, and is: nobody wrote yet
 
 
 def test_generic_addresses_atomics_and_local_memory():
-    text = HEAD.format(arch="sm_90a") + """
+    text = (
+        HEAD.format(arch="sm_90a")
+        + """
 .visible .entry k(.param .u64 dst)
 { .reg .b32 %r<8>; .reg .b64 %rd<6>; .local .align 4 .b8 mine[8]; .shared .align 4 .u32 sum;
   mov.u32 %r1, %tid.x; cvt.u64.u32 %rd5, %r1;
@@ -146,6 +169,7 @@ def test_generic_addresses_atomics_and_local_memory():
   mov.u64 %rd3, sum; cvta.shared.u64 %rd3, %rd3; ld.u32 %r5, [%rd3];
   ld.param.u64 %rd4, [dst]; mad.wide.u32 %rd4, %r1, 4, %rd4; st.global.u32 [%rd4], %r5;
   ret; }"""
+    )
     y = np.zeros(64, np.uint32)
     emulator.run(text, "k", 1, 64, 0, [y])
     assert (y == 64 * 63 // 2).all()

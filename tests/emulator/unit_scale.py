@@ -1,4 +1,5 @@
 """The smallest CuTe unit: b = a * s."""
+
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
