@@ -56,5 +56,5 @@ def complaint(expected: Iterable[str], launched: Iterable[str]) -> str | None:
     if absent := missing(expected, launched):
         faults.append(f"named kernels never launched: {', '.join(absent)}")
     if foreign := unnamed(expected, launched):
-        faults.append(f"kernels launched that no stage names: {', '.join(k[:80] for k in foreign)}")
+        faults.append(f"kernels launched that no stage names: {', '.join(k[:160] for k in foreign)}")
     return "; ".join(faults) or None

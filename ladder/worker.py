@@ -6,6 +6,7 @@ time over a pipe, and may ask the judge in between.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ladder import autotune
+from ladder import autotune, tamper
 from ladder.judge import Parcel, Plea
 from ladder.manifest import Cell
 
@@ -55,6 +56,7 @@ class Assignment:
     seed: int
     probe: Cell
     exchange: str  # folder shared with the judge
+    replaces: tuple[str, ...] = ()
 
 
 @dataclass
@@ -185,12 +187,18 @@ def _main(conn: Connection, assignment: Assignment, log: str) -> None:
     os.dup2(fd, 2)
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    try:
-        context = _context(conn, assignment)
-    except BaseException as error:
-        conn.send(_refused(error))
-        return
-    conn.send(Outcome(PASSED))
+    with contextlib.ExitStack() as installed:
+        try:
+            context = _context(conn, assignment, installed)
+        except BaseException as error:
+            conn.send(_refused(error))
+            return
+        conn.send(Outcome(PASSED))
+        _serve(conn, context)
+
+
+def _serve(conn: Connection, context: Any) -> None:
+    """Answer tasks until the parent closes the pipe or this process is of no use any more."""
     while True:
         try:
             task = conn.recv()
@@ -214,12 +222,13 @@ def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:500]
 
 
-def _context(conn: Connection, a: Assignment) -> Any:
-    """The rung imported on its device. The emulator's drivers go in before anything imports Triton or fla."""
+def _context(conn: Connection, a: Assignment, installed: contextlib.ExitStack) -> Any:
+    """The rung imported on its device. The emulator's drivers go in before anything imports Triton or fla, and stay
+    for as long as `installed` does."""
     from ladder.checks.context import Context
     from ladder.loader import load
 
-    launches = _emulate(a.arch) if a.kind == "emulated" else None
+    launches = _emulate(a.arch, installed) if a.kind == "emulated" else None
     import torch
 
     device = torch.device("cuda", torch.cuda.current_device()) if a.kind == "cuda" else torch.device("cpu")
@@ -232,10 +241,28 @@ def _context(conn: Connection, a: Assignment) -> Any:
         conn.send(Plea(inputs.case, inputs.regime, inputs.form, inputs.seed, parcels))
         return conn.recv()
 
-    return Context(load(a.folder), a.arch, a.kind, device, a.seed, a.probe, ask_judge, launches)
+    import ladder.checks  # noqa: F401  (all that judges is imported before the rung is)
+
+    trusted, foreign = tamper.snapshot(), _watch_files(a.folder)
+    return Context(load(a.folder), a.arch, a.kind, device, a.seed, a.probe, ask_judge, launches, a.replaces, foreign, trusted)
 
 
-def _emulate(arch: str) -> Callable[[], list[str]]:
+def _watch_files(folder: Path) -> Callable[[], list[str]]:
+    """From now on, the files of other rungs that this process opens, by any means that Python can see."""
+    ideas, own = f"{folder.resolve().parent}{os.sep}", f"{folder.resolve()}{os.sep}"
+    opened: dict[str, None] = {}
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], str | os.PathLike):
+            path = os.path.abspath(args[0])
+            if path.startswith(ideas) and not path.startswith(own):
+                opened.setdefault(os.path.relpath(path, folder.parent.parent))
+
+    sys.addaudithook(hook)
+    return lambda: list(opened)
+
+
+def _emulate(arch: str, installed: contextlib.ExitStack) -> Callable[[], list[str]]:
     """Make the emulator this process's device, for Triton and for CuTe units; returns its launch log."""
     from ladder.checks.context import NotRun
 
