@@ -216,7 +216,7 @@ def _shape(ins, mods):
     mods.done()
     split = 0
     if shape == "16x32bx2":
-        split = ins.operands[-1].value if ins.parts[1] == "st" else ins.operands[2].value
+        split = ins.operands[1 if ins.parts[1] == "st" else 2].value
     return tmem.fragment(shape, int(number[1:]), packed, split)
 
 
@@ -227,7 +227,7 @@ def ld_st(m, ins, mods):
     _warp_mods(m, ins, mods)
     load = ins.parts[1] == "ld"
     frag = _shape(ins, mods)
-    vec, addr = (ins.operands[0], ins.operands[1]) if load else (ins.operands[1], ins.operands[0])
+    vec, addr = (ins.operands[0], ins.operands[1]) if load else (ins.operands[-1], ins.operands[0])
     items = getattr(vec, "items", (vec,))
     if len(items) != len(frag.lane):
         raise unsupported(ins, f"{len(items)} registers, {len(frag.lane)} expected")
