@@ -43,14 +43,21 @@ STATE = {"sm_90a": "state_sm90.py", "sm_100a": "state_sm100.py", "sm_103a": "sta
 CALLS = CallCache()
 
 
-def unit(arch: str, K: int, V: int, dtype: str, has_h0: bool) -> Unit:
+SMS = 132  # of an H100 or H200: CTAs that run at once, one per SM
+
+
+def unit(arch: str, K: int, V: int, dtype: str, has_h0: bool, wide: bool) -> Unit:
+    """wide: on Hopper, a CTA walks 128 columns of V instead of 64."""
     params = (("K", K), ("V", V), ("dtype", dtype), ("has_h0", has_h0))
+    if arch == "sm_90a":
+        params += (("v_tile", 128 if wide else 64),)
     return Unit("kda_state", Path(__file__).parent / STATE[arch], arch, params)
 
 
 UNITS = tuple(
-    partial(unit, K=K, V=V, dtype=dtype, has_h0=has_h0)
-    for K, V in ((64, 64), (128, 128), (128, 256)) for dtype in ("bfloat16", "float16") for has_h0 in (False, True)
+    partial(unit, K=K, V=V, dtype=dtype, has_h0=has_h0, wide=wide)
+    for K, V, tiles in ((64, 64, (False,)), (128, 128, (False, True)), (128, 256, (False, True)))
+    for dtype in ("bfloat16", "float16") for has_h0 in (False, True) for wide in tiles
 )  # fmt: skip
 
 
@@ -117,7 +124,8 @@ def state(p: Problem, x: dict) -> dict:
 
 
 def plan_state(where: target.Target, p: Problem) -> Plan:
-    run = where.load(unit(where.arch, p.K, p.V, str(p.io_dtype).removeprefix("torch."), p.initial_state))
+    wide = p.V % 128 == 0 and p.B * p.HV * p.V // 64 > SMS  # 128 moves the fewest bytes, 64 gives twice the CTAs
+    run = where.load(unit(where.arch, p.K, p.V, str(p.io_dtype).removeprefix("torch."), p.initial_state, wide))
     return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
 
 

@@ -1,4 +1,4 @@
-"""KDA state scan and output in one kernel, Hopper (sm_90a), warp-specialised: rung 002's math, nothing waits for memory.
+"""KDA state scan and output in one kernel, Hopper (sm_90a), warp-specialised: 002's math, every unit kept busy.
 
 One CTA walks all chunks of one (batch b, value head hv, V tile of 64 or 128). Each recurrence warpgroup owns 64 rows of
 the transposed state h^T [V tile, K], fp32, in registers, and shares the input tiles of w, qg, kg, Aqk with its sibling.
@@ -6,9 +6,9 @@ the transposed state h^T [V tile, K], fp32, in registers, and shares the input t
 Per chunk of 64 tokens (^T marks what the registers hold; io = bf16 or fp16; accumulation is fp32):
 
     product  equation                      as issued                                rounding
-    WH       WH  = w h                     WH^T  = io(h^T) w^T                      h to io
+    WH       WH  = w h                     -v'^T = -u^T + io(h^T) w^T               h to io
     OH       OH  = qg h                    OH^T  = io(h^T) qg^T                     h to io (the same copy)
-    (v')     v'  = u - WH                  v'^T  = io(u^T - WH^T)                   v' to io
+    (v')     v'  = u - WH                  v'^T  = -io(-v'^T)                       v' to io
     DH       h_k = 2^G_k h_k + (kg^T v')_k h^T   = h^T diag(2^G) + v'^T kg          none: h stays fp32
     OI       o   = scale OH + Aqk v'       o^T   = scale OH^T + v'^T Aqk^T          o to io at the store
 
@@ -16,14 +16,19 @@ G is g2 at the chunk's last row, min(64 c + 63, T - 1), in log2 units. h_0 is `h
 written to `ht`. Where T is no multiple of 64 TMA fills rows past T with zeros (v' = 0 there) and clips them in o.
 Aqk must be finite on the whole tile and zero above the diagonal: the product contracts all of it.
 
-Issue order. The tensor core runs one warpgroup's products in the order given; each line below runs under the products
-on its right, so the serial chain h -> WH -> v' -> DH -> h holds no shared-memory round trip and no output work:
+Issue order. A warpgroup's products run in the order given: WH first, DH before OI. What stands beside an issue runs
+under it, so the serial chain h -> WH -> v' -> DH -> h has no shared-memory round trip and no output work on it:
 
-    issue WH(c)   | narrow o(c-1) to io                          under WH(c)
-    issue OH(c)   | o(c-1) to shared memory, h *= 2^G, fetch u   under WH(c), OH(c)
-    WH(c) done    | v' = u - WH                                  under OH(c)
-    issue DH(c)   | OH *= scale                                  under DH(c)
-    issue OI(c)   | DH(c) done: io(h) for the next WH            under OI(c)
+    issue WH(c)                       | narrow o(c-1) to io
+    issue OH(c)                       | o(c-1) to shared memory
+    WH(c) done: narrow v', issue DH(c)| OH(c) *= scale; wait for chunk c+1; fetch its u and decay to registers
+    issue OI(c)                       | widen u(c+1)
+    DH(c) done                        | io(h) for WH(c+1), then h *= 2^G(c+1)
+    OI(c) done                        | next chunk
+
+u enters WH as the accumulator's first value, which leaves only the cast between WH and DH. A warp's shared-memory
+instructions queue behind its wgmmas: hence the fetch a chunk ahead, and no wait between WH and v'. ptxas follows an
+accumulator only inside one trip of the loop, hence the full wait at its end.
 
 Layout convention. A wgmma operand is named (M or N, contraction); A is in registers, M = 64 rows of the V tile.
     operand  smem view        major      used as
@@ -44,16 +49,17 @@ warp read the same elements of u before, so the slot needs no further barrier.
 
     MMA (M = 64, A from registers): WH, OH m64n64k16 x K/16 each; DH m64nKk16 x 4; OI m64n64k16 x 4
 
-    mbarrier [stage]  count            arrives                              waits
-    full_wq           1 + bytes        LOAD                                 RECURRENCE before WH
-    empty_wq          warps            RECURRENCE, a lane a warp, OH done   LOAD
-    full_g            1 + bytes        LOAD                                 DECAY
-    full_u            1 + bytes + 32   LOAD (u), DECAY (32 lanes)           RECURRENCE before h *= 2^G
-    full_o            warps            RECURRENCE, a lane a warp            STORE
-    empty_u           1                STORE, once o has left the slot      LOAD (covers g2 row, decay, u, o)
-    full_ka           1 + bytes        LOAD                                 RECURRENCE before DH
-    empty_ka          warps            RECURRENCE, a lane a warp, OI done   LOAD
-    warps = 4 a recurrence warpgroup. `bar.sync 0` only once, after the barriers' initialisation.
+    mbarrier   ring  count            arrives                              waits
+    full       in    2 + bytes + 32   LOAD (w qg; u), DECAY (32 lanes)     RECURRENCE before it fetches
+    empty_wq   in    warps            RECURRENCE, a lane a warp, OH done   LOAD
+    full_ka    in    1 + bytes        LOAD                                 RECURRENCE before DH
+    empty_ka   in    warps            RECURRENCE, a lane a warp, OI done   LOAD
+    full_g     u     1 + bytes        LOAD                                 DECAY
+    full_o     u     warps            RECURRENCE, a lane a warp            STORE
+    empty_u    u     1                STORE, once o has left the slot      LOAD (covers g2 row, decay, u, o)
+    warps = 4 a recurrence warpgroup. `bar.sync 0` only once, after the barriers' initialisation. The async-proxy fence
+    between stmatrix and the TMA store stands in STORE, after its wait: the fence may be anywhere on the path (PTX ISA,
+    "Causality Order": proxy-preserved base causality order), and there it delays no product.
 """
 
 from __future__ import annotations
@@ -63,15 +69,14 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.memory import SmemAllocator
 
 CHUNK = 64
 WG_V = 64  # rows of the V tile a warpgroup owns: the M of a wgmma
 IO = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
-SMEM_LIMIT = 232448  # bytes a CTA of sm_90 can have
 
 
 class Role(enum.IntEnum):
@@ -83,13 +88,15 @@ class Role(enum.IntEnum):
     RECURRENCE = 4
 
 
-BARRIERS = ("full_wq", "empty_wq", "full_g", "full_u", "full_o", "empty_u", "full_ka", "empty_ka")
+STAGES = {64: (3, 4), 128: (2, 4)}  # by V tile: slots of the rings `in` (w qg kg Aqk), `u` (u, o, g2, decay)
+IN_BARRIERS = ("full", "empty_wq", "full_ka", "empty_ka")
+U_BARRIERS = ("full_g", "full_o", "empty_u")
 
 
 class KdaState:
     """The jit function of one static configuration (see `build`)."""
 
-    def __init__(self, K: int, V: int, dtype: str, has_h0: bool, write_ht: bool, v_tile: int, stages: int):
+    def __init__(self, K: int, V: int, dtype: str, has_h0: bool, write_ht: bool, v_tile: int):
         if K not in (64, 128):
             raise ValueError(f"K: got {K}, accepted 64 or 128")
         if v_tile not in (64, 128):
@@ -99,7 +106,8 @@ class KdaState:
         if dtype not in IO:
             raise ValueError(f"dtype: got {dtype}, accepted {' or '.join(IO)}")
         self.K, self.V, self.io, self.has_h0, self.write_ht = K, V, IO[dtype], has_h0, write_ht
-        self.v_tile, self.stages = v_tile, stages
+        self.v_tile = v_tile
+        self.stages, self.u_stages = STAGES[v_tile]
         self.groups = v_tile // WG_V
         self.threads = 32 * (Role.RECURRENCE + 4 * self.groups)
         self.regs_recurrence, self.regs_other = (240, 40) if self.groups == 1 else (232, 40)
@@ -113,22 +121,22 @@ class KdaState:
         )
         return cute.make_tiled_mma(cute.make_mma_atom(op))
 
-    def _smem(self, rows: int, cols: int, row_contiguous: bool) -> cute.ComposedLayout:
+    def _smem(self, rows: int, cols: int, stages: int, row_contiguous: bool) -> cute.ComposedLayout:
         """128-byte swizzled (rows, cols, stages); `row_contiguous`: neighbours along a column are adjacent."""
         kind = warpgroup.SmemLayoutAtomKind.MN_SW128 if row_contiguous else warpgroup.SmemLayoutAtomKind.K_SW128
         atom = warpgroup.make_smem_layout_atom(kind, self.io)
         order = (1, 0, 2) if row_contiguous else (0, 1, 2)
-        return cute.tile_to_shape(atom, (rows, cols, self.stages), order=order)
+        return cute.tile_to_shape(atom, (rows, cols, stages), order=order)
 
     def _layouts(self) -> SimpleNamespace:
-        w = self._smem(CHUNK, self.K, False)
+        w = self._smem(CHUNK, self.K, self.stages, False)
         return SimpleNamespace(
             w=w,
             qg=w,
-            kg=self._smem(self.K, CHUNK, True),
-            aqk=self._smem(CHUNK, CHUNK, False),
-            u=self._smem(self.v_tile, CHUNK, True),
-            g=cute.make_layout((self.K, 1, self.stages), stride=(1, self.K, self.K)),
+            kg=self._smem(self.K, CHUNK, self.stages, True),
+            aqk=self._smem(CHUNK, CHUNK, self.stages, False),
+            u=self._smem(self.v_tile, CHUNK, self.u_stages, True),
+            g=cute.make_layout((self.K, 1, self.u_stages), stride=(1, self.K, self.K)),
         )
 
     # ---- host ------------------------------------------------------------------------------------------------------
@@ -178,7 +186,9 @@ class KdaState:
 
         @cute.struct
         class SharedStorage:
-            barriers: cute.struct.MemRange[Int64, len(BARRIERS) * self.stages]
+            barriers: cute.struct.MemRange[
+                Int64, len(IN_BARRIERS) * self.stages + len(U_BARRIERS) * self.u_stages
+            ]
             w: tile(lay.w)
             qg: tile(lay.qg)
             kg: tile(lay.kg)
@@ -187,12 +197,9 @@ class KdaState:
             g: cute.struct.Align[cute.struct.MemRange[Float32, cute.cosize(lay.g)], 128]
             decay: cute.struct.Align[cute.struct.MemRange[Float32, cute.cosize(lay.g)], 128]
 
-        if cutlass.const_expr(SharedStorage.size_in_bytes() > SMEM_LIMIT):
-            raise ValueError(f"stages: got {self.stages}, which need {SharedStorage.size_in_bytes()} bytes of shared "
-                             f"memory, accepted at most {SMEM_LIMIT}")
         self.storage = SharedStorage
         B, HV = qg.shape[0], qg.shape[2]
-        self.kernel(
+        self.kda_state(
             tma_qg, m_qg, tma_w, m_w, tma_kg, m_kg, tma_aqk, m_aqk, tma_u, m_u, tma_g, m_g, tma_o, m_o, h0, ht, scale
         ).launch(
             grid=(B * HV * (self.V // VT), 1, 1), block=(self.threads, 1, 1), stream=stream, min_blocks_per_mp=1
@@ -201,7 +208,7 @@ class KdaState:
     # ---- device ----------------------------------------------------------------------------------------------------
 
     @cute.kernel
-    def kernel(
+    def kda_state(
         self,
         tma_qg: cute.CopyAtom,
         m_qg: cute.Tensor,
@@ -230,7 +237,7 @@ class KdaState:
 
         # -- shared memory ---------------------------------------------------------------------------------------
         lay = self._layouts()
-        smem = utils.SmemAllocator().allocate(self.storage)
+        smem = SmemAllocator().allocate(self.storage)
         s_w = smem.w.get_tensor(lay.w.outer, swizzle=lay.w.inner)
         s_qg = smem.qg.get_tensor(lay.qg.outer, swizzle=lay.qg.inner)
         s_kg = smem.kg.get_tensor(lay.kg.outer, swizzle=lay.kg.inner)
@@ -239,7 +246,11 @@ class KdaState:
         s_g = smem.g.get_tensor(lay.g)
         s_decay = smem.decay.get_tensor(lay.g)
         base = smem.barriers.data_ptr()
-        bars = SimpleNamespace(**{name: base + i * self.stages for i, name in enumerate(BARRIERS)})
+        base_u = base + len(IN_BARRIERS) * self.stages
+        bars = SimpleNamespace(
+            **{name: base + i * self.stages for i, name in enumerate(IN_BARRIERS)},
+            **{name: base_u + i * self.u_stages for i, name in enumerate(U_BARRIERS)},
+        )
         self.init_barriers(bars, warp_id)
 
         # -- the tiles of this CTA, one column a chunk -------------------------------------------------------------
@@ -281,21 +292,24 @@ class KdaState:
     @cute.jit
     def init_barriers(self, bars, warp_id: Int32):
         warps = 4 * self.groups
-        counts = dict(full_wq=1, empty_wq=warps, full_g=1, full_u=1 + 32, full_o=warps, empty_u=1, full_ka=1,
-                      empty_ka=warps)
+        counts = dict(full=2 + 32, empty_wq=warps, full_ka=1, empty_ka=warps, full_g=1, full_o=warps, empty_u=1)
         if warp_id == 0:
             with cute.arch.elect_one():
-                for name in cutlass.range_constexpr(len(BARRIERS)):
-                    for s in cutlass.range_constexpr(self.stages):
-                        cute.arch.mbarrier_init(getattr(bars, BARRIERS[name]) + s, counts[BARRIERS[name]])
+                self.init_ring(bars, IN_BARRIERS, self.stages, counts)
+                self.init_ring(bars, U_BARRIERS, self.u_stages, counts)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
 
+    def init_ring(self, bars, names, stages: int, counts):
+        for name in names:
+            for s in range(stages):
+                cute.arch.mbarrier_init(getattr(bars, name) + s, counts[name])
+
     @cute.jit
-    def advance(self, stage: Int32, phase: Int32):
-        """The next (stage, phase) of the ring."""
+    def advance(self, stage: Int32, phase: Int32, stages: cutlass.Constexpr):
+        """The next (stage, phase) of a ring."""
         stage += 1
-        if stage == self.stages:
+        if stage == stages:
             stage = Int32(0)
             phase ^= 1
         return stage, phase
@@ -304,55 +318,63 @@ class KdaState:
 
     @cute.jit
     def load(self, w, qg, kg, aqk, u, g, bars, chunks: Int32, T: Int32):
-        stage, phase = Int32(0), Int32(0)
-        for c in cutlass.range(chunks, unroll=1):
-            self.fill(bars.empty_wq, bars.full_wq, self.bytes_wq, stage, phase)
-            cute.copy(w.atom, w.gmem[None, c], w.smem[None, stage], tma_bar_ptr=bars.full_wq + stage)
-            cute.copy(qg.atom, qg.gmem[None, c], qg.smem[None, stage], tma_bar_ptr=bars.full_wq + stage)
+        """A chunk more than there is: RECURRENCE fetches one ahead, and past T TMA writes zeros, reading nothing."""
+        stage, phase, u_stage, u_phase = Int32(0), Int32(0), Int32(0), Int32(0)
+        for c in cutlass.range(chunks + 1, unroll=1):
+            full, full_ka, full_g = bars.full + stage, bars.full_ka + stage, bars.full_g + u_stage
+            self.fill(bars.empty_wq + stage, full, self.bytes_wq, phase)
+            cute.copy(w.atom, w.gmem[None, c], w.smem[None, stage], tma_bar_ptr=full)
+            cute.copy(qg.atom, qg.gmem[None, c], qg.smem[None, stage], tma_bar_ptr=full)
 
-            self.fill(bars.empty_u, bars.full_g, self.bytes_g, stage, phase)
+            self.fill(bars.empty_u + u_stage, full, self.bytes_u, u_phase)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(bars.full_u + stage, self.bytes_u)
+                cute.arch.mbarrier_arrive_and_expect_tx(full_g, self.bytes_g)
             last = cutlass.min(c * CHUNK + (CHUNK - 1), T - 1)
-            cute.copy(g.atom, g.gmem[None, last], g.smem[None, stage], tma_bar_ptr=bars.full_g + stage)
-            cute.copy(u.atom, u.gmem[None, c], u.smem[None, stage], tma_bar_ptr=bars.full_u + stage)
+            if c == chunks:
+                last = T  # out of bounds: zero, so a decay of 1
+            cute.copy(g.atom, g.gmem[None, last], g.smem[None, u_stage], tma_bar_ptr=full_g)
+            cute.copy(u.atom, u.gmem[None, c], u.smem[None, u_stage], tma_bar_ptr=full)
 
-            self.fill(bars.empty_ka, bars.full_ka, self.bytes_ka, stage, phase)
-            cute.copy(kg.atom, kg.gmem[None, c], kg.smem[None, stage], tma_bar_ptr=bars.full_ka + stage)
-            cute.copy(aqk.atom, aqk.gmem[None, c], aqk.smem[None, stage], tma_bar_ptr=bars.full_ka + stage)
-            stage, phase = self.advance(stage, phase)
+            if c < chunks:
+                self.fill(bars.empty_ka + stage, full_ka, self.bytes_ka, phase)
+                cute.copy(kg.atom, kg.gmem[None, c], kg.smem[None, stage], tma_bar_ptr=full_ka)
+                cute.copy(aqk.atom, aqk.gmem[None, c], aqk.smem[None, stage], tma_bar_ptr=full_ka)
+            stage, phase = self.advance(stage, phase, self.stages)
+            u_stage, u_phase = self.advance(u_stage, u_phase, self.u_stages)
 
     @cute.jit
-    def fill(self, empty: cute.Pointer, full: cute.Pointer, bytes: cutlass.Constexpr, stage: Int32, phase: Int32):
+    def fill(self, empty: cute.Pointer, full: cute.Pointer, bytes: cutlass.Constexpr, phase: Int32):
         """Wait until the slot is free (at once on the first lap), then announce what TMA will write to it."""
-        cute.arch.mbarrier_wait(empty + stage, phase ^ 1)
+        cute.arch.mbarrier_wait(empty, phase ^ 1)
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(full + stage, bytes)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, bytes)
 
     @cute.jit
     def decay(self, s_g: cute.Tensor, s_decay: cute.Tensor, bars, chunks: Int32):
         """decay = 2^G. The slot is free when g2's row is in: LOAD had waited for empty_u, which covers both."""
         lane = cute.arch.lane_idx()
-        stage, phase = Int32(0), Int32(0)
-        for _ in cutlass.range(chunks, unroll=1):
-            cute.arch.mbarrier_wait(bars.full_g + stage, phase)
+        stage, phase, u_stage, u_phase = Int32(0), Int32(0), Int32(0), Int32(0)
+        for _ in cutlass.range(chunks + 1, unroll=1):
+            cute.arch.mbarrier_wait(bars.full_g + u_stage, u_phase)
             for i in cutlass.range_constexpr(self.K // 32):
                 k = i * 32 + lane
-                s_decay[k, 0, stage] = cute.math.exp2(s_g[k, 0, stage], fastmath=True)
-            cute.arch.mbarrier_arrive(bars.full_u + stage)
-            stage, phase = self.advance(stage, phase)
+                s_decay[k, 0, u_stage] = cute.math.exp2(s_g[k, 0, u_stage], fastmath=True)
+            cute.arch.mbarrier_arrive(bars.full + stage)
+            stage, phase = self.advance(stage, phase, self.stages)
+            u_stage, u_phase = self.advance(u_stage, u_phase, self.u_stages)
 
     @cute.jit
     def store(self, o, bars, chunks: Int32):
         stage, phase = Int32(0), Int32(0)
         for c in cutlass.range(chunks, unroll=1):
             cute.arch.mbarrier_wait(bars.full_o + stage, phase)
+            cute.arch.fence_proxy("async.shared", space="cta")
             with cute.arch.elect_one():
                 cute.copy(o.atom, o.smem[None, stage], o.gmem[None, c])
                 cute.arch.cp_async_bulk_commit_group()
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
                 cute.arch.mbarrier_arrive(bars.empty_u + stage)
-            stage, phase = self.advance(stage, phase)
+            stage, phase = self.advance(stage, phase, self.u_stages)
 
     @cute.jit
     def recurrence(
@@ -367,7 +389,7 @@ class KdaState:
         copy_u = cute.make_tiled_copy_C(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(True, 4), io), mma_token)
         copy_o = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), io), mma_token)
         # A thread's accumulator columns k are the same for each of its rows: broadcast the decay along V.
-        decay_v = cute.make_layout((WG_V, K, self.stages), stride=(0, 1, K))
+        decay_v = cute.make_layout((WG_V, K, self.u_stages), stride=(0, 1, K))
         r_h = cute.make_rmem_tensor(mma_state.partition_shape_C((WG_V, K)), Float32)
         r_wh = cute.make_rmem_tensor(mma_token.partition_shape_C((WG_V, CHUNK)), Float32)
         x = SimpleNamespace(
@@ -379,11 +401,12 @@ class KdaState:
             b_kg=mma_state.make_fragment_B(thr_state.partition_B(s_kg)),
             r_h=r_h,
             r_hb=cute.make_rmem_tensor_like(r_h, io),
-            r_wh=r_wh,
-            r_v=cute.make_rmem_tensor_like(r_wh, io),
+            r_v=r_wh,  # -u, then -v'
+            r_vb=cute.make_rmem_tensor_like(r_wh, io),
             r_u=cute.make_rmem_tensor_like(r_wh, io),
             r_o=cute.make_rmem_tensor_like(r_wh),  # OH, then o
             r_ob=cute.make_rmem_tensor_like(r_wh, io),
+            r_decay=cute.make_rmem_tensor((2, K // 8), Float32),
             copy_u=copy_u,
             copy_o=copy_o,
             c_u=copy_u.get_slice(tid).partition_S(s_u),
@@ -394,85 +417,115 @@ class KdaState:
         )
         coord = thr_state.partition_C(cute.make_identity_tensor((WG_V, K)))
         if cutlass.const_expr(self.has_h0):
-            for i in cutlass.range_constexpr(cute.size(r_h)):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 r_h[i] = h0[b, hv, coord[i][1], v0 + coord[i][0]]
         else:
             r_h.fill(0.0)
 
-        stage, phase, prev = Int32(0), Int32(0), Int32(0)
+        stage, phase, u_stage, prev = Int32(0), Int32(0), Int32(0), Int32(0)
+        cute.arch.mbarrier_wait(bars.full + stage, phase)
+        self.fetch(x, u_stage)
+        self.widen_u(x)
         self.narrow_state(x)
-        self.chunk(x, stage, phase, prev, first=True)
+        self.decay_state(x)
+        stage, phase, u_stage = self.chunk(x, stage, phase, u_stage, prev, first=True)
         for _ in cutlass.range(1, chunks, unroll=1):
-            prev = stage
-            stage, phase = self.advance(stage, phase)
-            self.chunk(x, stage, phase, prev, first=False)
-        warpgroup.wait_group(0)
-        self.narrow_output(x, stage)
-        self.write_output(x, stage)
+            current = u_stage
+            stage, phase, u_stage = self.chunk(x, stage, phase, u_stage, prev, first=False)
+            prev = current
+        x.r_ob.store(x.r_o.load().to(self.io))
+        self.write_output(x, prev)
 
         if cutlass.const_expr(self.write_ht):
-            for i in cutlass.range_constexpr(cute.size(r_h)):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 ht[b, hv, coord[i][1], v0 + coord[i][0]] = r_h[i]
 
     @cute.jit
-    def chunk(self, x, stage: Int32, phase: Int32, prev: Int32, first: cutlass.Constexpr):
-        """One chunk up to the issue of OI, which is left running; finishes the output of the chunk before (`prev`)."""
-        cute.arch.mbarrier_wait(x.bars.full_wq + stage, phase)
-        self.issue(x.mma_token, x.r_wh, x.r_hb, x.b_w, stage, zero=True)  # WH
+    def chunk(self, x, stage: Int32, phase: Int32, u_stage: Int32, prev: Int32, first: cutlass.Constexpr):
+        """One chunk, but for the output, which the next call writes (`prev`: slot of the chunk before)."""
+        self.issue(x.mma_token, x.r_v, x.r_hb, x.b_w, stage, zero=False)  # -v' = WH - u
         if cutlass.const_expr(not first):
-            self.narrow_output(x, prev)
+            x.r_ob.store(x.r_o.load().to(self.io))
         self.issue(x.mma_token, x.r_o, x.r_hb, x.b_qg, stage, zero=True)  # OH
         if cutlass.const_expr(not first):
             self.write_output(x, prev)
 
-        cute.arch.mbarrier_wait(x.bars.full_u + stage, phase)
-        cute.copy(x.copy_u, x.c_u[None, None, None, stage], x.copy_u.retile(x.r_u))
-        self.decay_state(x, stage)
-
         warpgroup.wait_group(1)  # WH
-        x.r_v.store((x.r_u.load().to(Float32) - x.r_wh.load()).to(self.io))
+        x.r_vb.store(x.r_v.load().to(self.io))
+        self.negate(x.r_vb)
         cute.arch.mbarrier_wait(x.bars.full_ka + stage, phase)
-        self.issue(x.mma_state, x.r_h, x.r_v, x.b_kg, stage, zero=False)  # DH
+        self.issue(x.mma_state, x.r_h, x.r_vb, x.b_kg, stage, zero=False)  # DH
         warpgroup.wait_group(1)  # OH
         self.release(x.bars.empty_wq + stage)
         x.r_o.store(x.scale * x.r_o.load())
-        self.issue(x.mma_token, x.r_o, x.r_v, x.b_aqk, stage, zero=False)  # OI
+        current = stage
+        stage, phase = self.advance(stage, phase, self.stages)
+        u_stage, _ = self.advance(u_stage, phase, self.u_stages)
+        cute.arch.mbarrier_wait(x.bars.full + stage, phase)
+        self.fetch(x, u_stage)
+        self.issue(x.mma_token, x.r_o, x.r_vb, x.b_aqk, current, zero=False)  # OI
+        self.widen_u(x)
         warpgroup.wait_group(1)  # DH
         self.narrow_state(x)
+        self.decay_state(x)
         warpgroup.wait_group(0)  # OI
+        self.release(x.bars.empty_ka + current)
+        return stage, phase, u_stage
+
+    @cute.jit
+    def fetch(self, x, u_stage: Int32):
+        """u and the decay of the chunk in this slot, to registers."""
+        cute.copy(x.copy_u, x.c_u[None, None, None, u_stage], x.copy_u.retile(x.r_u))
+        cute.autovec_copy(x.c_decay[(None, 0, None), 0, 0, u_stage], x.r_decay)
+
+    @cute.jit
+    def widen_u(self, x):
+        """-u as the accumulator that WH adds to. bf16 is the upper half of fp32: one instruction a value."""
+        self.negate(x.r_u)
+        if cutlass.const_expr(self.io is cutlass.BFloat16):
+            pairs = cute.recast_tensor(x.r_u, Int32)
+            for i in cutlass.range_constexpr(cute.size(pairs)):
+                x.r_v[2 * i], x.r_v[2 * i + 1] = cute.arch.inline_ptx(
+                    "shl.b32 {$w0}, {$r0}, 16; and.b32 {$w1}, {$r0}, 0xffff0000;",
+                    write_only_types=[Float32, Float32],
+                    read_only_args=[pairs[i]],
+                )
+        else:
+            x.r_v.store(x.r_u.load().to(Float32))
+            self.hold(x.r_v)
 
     @cute.jit
     def narrow_state(self, x):
-        """io(h). The conversion is written out because a plain cast drifts past the wait that follows it."""
-        pairs = cute.recast_tensor(x.r_hb, Int32)
-        name = "bf16x2" if self.io is cutlass.BFloat16 else "f16x2"
-        for i in cutlass.range_constexpr(cute.size(pairs)):
-            pairs[i] = cute.arch.inline_ptx(
-                f"cvt.rn.{name}.f32 {{$w0}}, {{$r0}}, {{$r1}};",
-                write_only_types=[Int32],
-                read_only_args=[x.r_h[2 * i + 1], x.r_h[2 * i]],
+        x.r_hb.store(x.r_h.load().to(self.io))
+        self.hold(cute.recast_tensor(x.r_hb, Int32))
+
+    @cute.jit
+    def hold(self, t: cute.Tensor):
+        """Have t computed by this point. The compiler would otherwise sink the work past the waits that follow, to
+        where it is used, at the head of the next chunk, while the tensor core idles. The moves vanish in ptxas."""
+        for i in cutlass.range_constexpr(cute.size(t)):
+            t[i] = cute.arch.inline_ptx(
+                "mov.b32 {$w0}, {$r0};", write_only_types=[t.element_type], read_only_args=[t[i]]
             )
 
     @cute.jit
-    def decay_state(self, x, stage: Int32):
-        r_decay = cute.make_rmem_tensor((2, self.K // 8), Float32)
-        cute.autovec_copy(x.c_decay[(None, 0, None), 0, 0, stage], r_decay)
+    def negate(self, t: cute.Tensor):
+        """Flip the signs of an io tensor, two at a time."""
+        pairs = cute.recast_tensor(t, Int32)
+        for i in cutlass.range_constexpr(cute.size(pairs)):
+            pairs[i] = pairs[i] ^ Int32(-0x7FFF8000)
+
+    @cute.jit
+    def decay_state(self, x):
         for n in cutlass.range_constexpr(self.K // 8):
             for r in cutlass.range_constexpr(2):
                 for j in cutlass.range_constexpr(2):
-                    x.r_h[(j, r, n), 0, 0] = x.r_h[(j, r, n), 0, 0] * r_decay[j, n]
-
-    @cute.jit
-    def narrow_output(self, x, stage: Int32):
-        """OI has run: its operands' slot is free, and o as io frees the accumulator for the next OH."""
-        self.release(x.bars.empty_ka + stage)
-        x.r_ob.store(x.r_o.load().to(self.io))
+                    x.r_h[(j, r, n), 0, 0] = x.r_h[(j, r, n), 0, 0] * x.r_decay[j, n]
 
     @cute.jit
     def write_output(self, x, stage: Int32):
-        """o over u in shared memory, visible to the TMA engine, then a word to STORE."""
+        """o over u in shared memory, then a word to STORE."""
         cute.copy(x.copy_o, x.copy_o.retile(x.r_ob), x.c_o[None, None, None, stage])
-        cute.arch.fence_proxy("async.shared", space="cta")
         self.release(x.bars.full_o + stage)
 
     @cute.jit
@@ -496,27 +549,22 @@ class KdaState:
         warpgroup.commit_group()
 
 
-def build(
-    arch: str,
-    K: int,
-    V: int,
-    dtype: str = "bfloat16",
-    has_h0: bool = True,
-    write_ht: bool = True,
-    v_tile: int = 64,
-    stages: int = 3,
-):
+KdaState.kda_state.set_name_prefix("kda_state", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
+def build(arch: str, K: int, V: int, dtype: str = "bfloat16", has_h0: bool = True, write_ht: bool = True,
+          v_tile: int = 64):  # fmt: skip
     """(jit function, fake arguments) of one configuration, to be compiled for `arch` ("sm_90a") with TVM-FFI.
 
-    v_tile: V columns a CTA walks. 128 (two warpgroups) moves the least bytes; 64 gives twice the CTAs. stages: depth
-    of the input ring. Arguments of the compiled function, all contiguous: qg, w, kg [B,T,HV,K], u [B,T,HV,V],
-    Aqk [B,T,HV,64] in `dtype`; g2 [B,T,HV,K] fp32 (log2 units); h0 [B,HV,K,V] fp32 or None (has_h0 false);
-    o [B,T,HV,V] in `dtype`; ht like h0 or None (write_ht false); scale fp32. B, T, HV are free.
+    v_tile: V columns a CTA walks. 128 (two warpgroups) moves the fewest bytes; 64 gives twice the CTAs, and is faster
+    while those fit the GPU's SMs. Arguments of the compiled function, all contiguous: qg, w, kg [B,T,HV,K],
+    u [B,T,HV,V], Aqk [B,T,HV,64] in `dtype`; g2 [B,T,HV,K] fp32 (log2 units); h0 [B,HV,K,V] fp32 or None (has_h0
+    false); o [B,T,HV,V] in `dtype`; ht like h0 or None (write_ht false); scale fp32. B, T, HV are free.
     ValueError: a parameter outside its domain.
     """
     if arch != "sm_90a":
         raise ValueError(f"arch: got {arch}, accepted sm_90a")
-    fn = KdaState(K, V, dtype, has_h0, write_ht, v_tile, stages)
+    fn = KdaState(K, V, dtype, has_h0, write_ht, v_tile)
     B, T, HV = cute.sym_int(), cute.sym_int(), cute.sym_int()
 
     def fake(element, *shape):
