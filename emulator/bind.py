@@ -7,6 +7,7 @@ go on to the next instruction, an int to jump, or an outcome of engine.py (Wait,
 
 from __future__ import annotations
 
+import functools
 import importlib
 
 import numpy as np
@@ -61,6 +62,7 @@ def handlers():
     return dict(_HANDLERS)
 
 
+@functools.cache
 def _load():
     for name in (
         "integer",
@@ -128,8 +130,7 @@ class Mods:
 
 def bind(machine, ins):
     """The callable that executes `ins` on a fragment. Raises UnsupportedInstruction."""
-    if not _HANDLERS:
-        _load()
+    _load()
     parts = ins.parts
     for n in range(len(parts), 0, -1):
         make = _HANDLERS.get(".".join(parts[:n]))

@@ -446,7 +446,7 @@ class Machine(binding.Operands):
         """Perform the pending operations that write `register` of f's warps, and what comes before them in their
         queues."""
         for op in [
-            p for p in self.pending if register in getattr(p, "registers", ()) and np.isin(p.f.warps, f.warps).any()
+            p for p in self.pending if register in getattr(p, "registers", ()) and np.isin(p.warps, f.warps).any()
         ]:
             if op in self.pending:
                 for earlier in [p for p in self.pending[: self.pending.index(op) + 1] if p.queue == op.queue]:

@@ -6,6 +6,8 @@ ordered against each other except through mbarriers and waits, as in the manual'
 a missing wait shows.
 """
 
+import functools
+
 import numpy as np
 
 from .. import ptx
@@ -55,10 +57,11 @@ def leaks(m):
 class Operation:
     """An asynchronous tcgen05 operation."""
 
-    def __init__(self, m, f, ins, queue, perform):
+    def __init__(self, m, f, ins, queue, warp, perform):
         self.m, self.f, self.ins, self.queue, self._perform = m, f, ins, queue, perform
         self.where = m.where(f)
-        self.kind, self.cta, self.warp, self.registers = ins.parts[1], None, None, ()
+        self.kind, self.warp, self.warps, self.registers = ins.parts[1], warp, [warp], ()
+        self.cta = int(m.cta_of_warp[warp])
 
     def perform(self):
         self.m.events += 1
@@ -179,8 +182,7 @@ def mma(m, ins, mods):
             d = tcgen05.read_d(cells, taddr, i.m, i.n) if accumulate else None
             tcgen05.write_d(cells, taddr, tcgen05.mma(a, b, d, i, accumulate=accumulate), off)
 
-        op = Operation(m, f, ins, ("tcgen05", cta), perform)
-        op.cta = cta
+        op = Operation(m, f, ins, ("tcgen05", cta), lane >> 5, perform)
         _submit(m, f, ins, op)
 
     return run
@@ -202,8 +204,8 @@ def commit(m, ins, mods):
         for lane, offset in zip(f.lanes.tolist(), offsets):
             cta = int(m.cta_of_lane[lane])
             find(m, cta, offset)
-            op = Operation(m, f, ins, ("tcgen05", cta), lambda cta=cta, offset=offset: signal(m, cta, offset))
-            op.cta = cta
+            arrive = functools.partial(signal, m, cta, offset)
+            op = Operation(m, f, ins, ("tcgen05", cta), lane >> 5, arrive)
             _submit(m, f, ins, op)
 
     return run
@@ -263,8 +265,7 @@ def ld_st(m, ins, mods):
             else:
                 tmem.store(t.data[cta], frag, taddr, warp, np.stack([r[lanes] for r in regs]))
 
-        op = Operation(m, f, ins, ("tcgen05 ld st", w), perform)
-        op.cta, op.warp = cta, w
+        op = Operation(m, f, ins, ("tcgen05 ld st", w), w, perform)
         if load:
             op.registers = frozenset(index)
             for i in index:

@@ -26,6 +26,7 @@ class Copy:
     def __init__(self, m, f, ins, cta, pieces, mbar=None, lanes=(), group=()):
         self.m, self.ins, self.cta, self.pieces, self.mbar = m, ins, cta, pieces, mbar
         self.lanes, self.group = lanes, group  # issuing lanes and each one's bulk group, for stores
+        self.warps = [lanes[0] >> 5]
         self.queue, self.data, self.where = None, None, m.where(f)
 
     def _shared(self, unit, offsets, write):

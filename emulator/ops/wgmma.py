@@ -44,6 +44,7 @@ class Mma:
 
     def __init__(self, m, f, ins, perform):
         self.m, self.f, self.ins, self._perform = m, f, ins, perform
+        self.warps = f.warps
         self.queue, self.where = ("wgmma", int(f.warps[0])), m.where(f)
         self.group = int(_groups(m).next[f.warps].max())
         _groups(m).issued[f.warps] += 1
