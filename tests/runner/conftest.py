@@ -24,14 +24,14 @@ class Forge:
         self.root, self.rungs = root, []
         (root / "ideas").mkdir()
 
-    def rung(self, slug: str, *edits: tuple[str, str], source: str = CORRECT, parent: int | None = None) -> int:
+    def rung(self, slug: str, *edits: tuple[str, str], source: str = CORRECT, parent: int | None = None, arch: str = "cpu") -> int:
         """Add a rung whose kernel.py is `source` with each (old, new) replaced once; returns its number."""
         for old, new in edits:
             assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
             source = source.replace(old, new)
         number = len(self.rungs) + 1
         parent = parent or number
-        self.rungs.append({"number": number, "slug": slug, "parent": parent, "idea": slug, "status": "draft", "archs": ["cpu"]})
+        self.rungs.append({"number": number, "slug": slug, "parent": parent, "idea": slug, "status": "draft", "archs": [arch]})
         folder = self.root / "ideas" / f"{number:03d}-{slug}"
         (folder / "records").mkdir(parents=True)
         (folder / "kernel.py").write_text(source)

@@ -24,11 +24,11 @@ def state_and_output(p, x):
         rows = slice(start, start + CHUNK)
         q, k, v, g, beta = (t[:, rows].transpose(1, 2) for t in
                             (operands.q, operands.k, operands.v, operands.g, operands.beta))
-        G = g.cumsum(2)
+        G = g.clamp_min(-104.0).cumsum(2)  # exp is 0 in fp32 from there on; sums of -inf would give NaN
         decay = pairwise_decay(G)
         Akk = torch.einsum("bhik,bhijk,bhjk->bhij", beta[..., None] * k, decay, k).tril(-1)
         Aqk = torch.einsum("bhik,bhijk,bhjk->bhij", q, decay, k)
-        eye = torch.eye(G.shape[2])
+        eye = torch.eye(G.shape[2], device=G.device)
         corrected = beta[..., None] * (v - (k * G.exp()) @ S)
         v_new = torch.linalg.solve_triangular(eye + Akk, corrected, upper=False, unitriangular=True)
         out = p.scale * ((q * G.exp()) @ S + Aqk @ v_new)

@@ -1,0 +1,159 @@
+"""What only a GPU can show: events, graphs, streams, the profiler, device memory. Rungs are plain torch on CUDA tensors."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from ladder import rows, stats, timing, witness
+from ladder.bench import MIN_ROUNDS, Run, cuda_timer
+from ladder.bench import Options as BenchOptions
+from ladder.check import Options
+from ladder.check import Run as CheckRun
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+BODY = "    io = p.io_dtype\n"
+RETURN = '    return {"o": o, "final_state": S}\n'
+UNITS = "UNITS = ()\n"
+
+
+@pytest.fixture(scope="module")
+def timer():
+    return cuda_timer()
+
+
+def test_copy_rate_and_device_time_agree(timer):
+    rate = timer.copy_gbps()
+    assert 500 < rate < 20000
+    source = torch.randint(0, 255, (1 << 29,), dtype=torch.uint8, device=timer.device)
+    target = torch.empty_like(source)
+    ms = min(timer.device_ms(lambda: target.copy_(source)) for _ in range(5))
+    assert ms == pytest.approx(2 * source.numel() / rate / 1e6, rel=0.2)
+
+
+def test_flush_makes_the_cache_cold(timer):
+    """A tensor of half the L2 cache: read again at once it comes from the cache, after a flush from memory."""
+    x = torch.ones(torch.cuda.get_device_properties(timer.device).L2_cache_size // 8, device=timer.device)
+    out = torch.empty((), device=timer.device)
+    read = timer.capture(lambda: torch.sum(x, dim=0, out=out) * 1)
+    cold = sorted(timer.device_ms(read) for _ in range(15))[7]
+    flush, timer.flush = timer.flush, lambda: None
+    try:
+        warm = sorted(timer.device_ms(read) for _ in range(15))[7]
+    finally:
+        timer.flush = flush
+    assert warm < 0.9 * cold
+
+
+def test_graph_replay_is_the_call(timer):
+    a, b = torch.randn(2, 1 << 20, device=timer.device)
+    replay = timer.capture(lambda: a + b)
+    assert timer.device_ms(replay) > 0
+
+
+def test_captures_share_memory(timer):
+    a = torch.randn(1 << 26, device=timer.device)
+    before = torch.cuda.memory_reserved()
+    kept = [timer.capture(lambda: (a * 2) + 1) for _ in range(12)]
+    assert torch.cuda.memory_reserved() - before < 16 * a.nbytes and len(kept) == 12
+
+
+def test_dishonest_captures_are_refused(timer):
+    a = torch.randn(1 << 16, device=timer.device)
+    kept, side = a + 1, torch.cuda.Stream()
+
+    def elsewhere():
+        with torch.cuda.stream(side):
+            return a + 1
+
+    def waits():
+        torch.cuda.synchronize()
+        return a + 1
+
+    with pytest.raises(timing.ReplayError, match="65536 elements are not written"):
+        timer.capture(lambda: kept)
+    kept = a + 1
+    for call in (elsewhere, waits):
+        with pytest.raises(timing.CaptureError):
+            timer.capture(call)
+    assert timer.device_ms(timer.capture(lambda: a + 1)) > 0, "the timer still works"
+
+
+def test_witness_names_kernels():
+    x = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
+    launched = witness.on_gpu(lambda: (x @ x).add_(1))
+    assert any("elementwise" in name for name in launched)
+    foreign = witness.unnamed([], launched)
+    assert len(foreign) == 1 and witness.complaint(["kda_state"], launched).startswith("named kernels never launched: kda_state")
+    assert witness.complaint([foreign[0][:20]], launched) is None
+
+
+FAULTS = {
+    "side-stream": ((RETURN, "    side = torch.cuda.Stream()\n    with torch.cuda.stream(side):\n        o = o.clone()\n" + RETURN),
+                    "second stream", r"on a second stream"),
+    "waits": ((BODY, BODY + "    torch.cuda.synchronize()\n"), "second stream", r"waits for the device inside the call"),
+    "uncapturable": ((BODY, BODY + "    float(x['beta'].sum())\n"), "CUDA graph", r"cannot be captured in a CUDA graph"),
+    "remembers": ((RETURN, "    o, S = KEPT.setdefault((p.T, io), (o, S))\n" + RETURN), "CUDA graph", r"the captured graph does not write o"),
+    "leaks": ((BODY, BODY + '    KEPT.setdefault("leak", []).append(torch.ones(1 << 18, device=x["q"].device))\n'),
+              "memory flat", r"leaks 1048576 bytes of device memory a call"),
+    "last-row": (("        o[:, rows] = out.transpose(1, 2).to(io)\n",
+                  "        n = out.shape[2] - (start + CHUNK >= p.T)\n"
+                  "        o[:, start : start + n] = out[:, :, :n].transpose(1, 2).to(io)\n"),
+                 "every row written", r"rows still hold the poison"),
+    "names-what-never-ran": (('Stage("state", (),', 'Stage("state", ("kda_state",),'), "kernels launched", r"never launched: kda_state"),
+}  # fmt: skip
+
+
+def checked(forge, number, properties):
+    options = Options(properties=properties, cases=["tiny"], regimes=["slow"], forms=["pre"], seed=7)
+    return {row["property"]: row for row in CheckRun(forge.ladder(), [number], options).execute()}
+
+
+def arch():
+    return timing.device_arch(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_caught(forge, fault):
+    edit, prop, message = FAULTS[fault]
+    number = forge.rung(fault, edit, (UNITS, UNITS + "KEPT = {}\n"), arch=arch())
+    row = checked(forge, number, [prop])[prop]
+    assert row["outcome"] == "failed" and re.search(message, row["reason"]), row
+
+
+def test_correct_rung_passes(forge):
+    """All but the witness: torch's own matrix products are kernels that no stage names."""
+    got = checked(forge, forge.rung("right", arch=arch()), [])
+    failed = {p: row["reason"] for p, row in got.items() if row["outcome"] != "passed"}
+    assert set(failed) == {"kernels launched"}, failed
+
+
+def test_lost_device_spares_the_next_property(forge):
+    crash = "    if io == torch.float16: torch.zeros(4, device=x['q'].device)[torch.full((4,), 9, device=x['q'].device)]\n"
+    got = checked(forge, forge.rung("assert", (BODY, BODY + crash), arch=arch()), ["alternating shapes and dtypes", "refusals", "causality"])
+    assert {p: row["outcome"] for p, row in got.items()} == {
+        "alternating shapes and dtypes": "failed", "refusals": "passed", "causality": "passed"}  # fmt: skip
+
+
+def test_architectures_of_other_gpus_are_not_run(forge):
+    other = "sm_100a" if arch() == "sm_90a" else "sm_90a"
+    row = checked(forge, forge.rung("other", arch=other), ["refusals"])["refusals"]
+    assert row["outcome"] == "not run" and f"this machine's GPU is {arch()}" in row["reason"]
+
+
+def test_bench_by_graph_replay(forge, timer):
+    first = forge.rung("one", arch=arch())
+    second = forge.rung("slow", (RETURN, "    for _ in range(8): S = (S + 1) - 1\n" + RETURN), parent=first, arch=arch())
+    options = BenchOptions(cases=["tiny"], regimes=["slow"], forms=["pre"], seed=3, seconds=0.2, stages=True)
+    run = Run(forge.ladder(), [first, second], options, timer, gpu_cases=False)
+    run.execute()
+    assert run.failures == []
+    own, slower = run.records
+    cell = own["cells"][0]
+    assert cell["clocks"] == {"rung": "graph", "parent": "graph", "control": "graph"}, cell["not_captured"]
+    assert len(cell["samples_ms"]["rung"]) >= MIN_ROUNDS and cell["telemetry"]["sm_mhz"] and cell["launches"]["rung"]
+    assert cell["stages_ms"]["state"] > 0 and cell["floor_ms"] < cell["samples_ms"]["rung"][0]
+    assert rows.bench_rows(own)[0]["verdict"] == stats.NOISE and rows.bench_rows(slower)[0]["verdict"] == stats.LOSS
