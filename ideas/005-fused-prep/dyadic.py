@@ -12,9 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
 from . import ptx
-
-BLOCK, ROW, CHUNK = 16, 128, 64
-TILE = CHUNK * ROW
+from .tiles import BLOCK, CHUNK, ROW, TILE
 
 
 class Dyadic:

@@ -43,7 +43,6 @@ bar.sync 1 + g inside F among the 128 threads of warpgroup g.
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import cutlass
@@ -55,34 +54,19 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
 from . import ptx
 from .dyadic import Dyadic
+from .inverse import Inverse
+from .operands import Operands
+from .scores import Scores
+from .tiles import BLOCK, CHUNK, PAIRS, ROW, TILE, swizzled
 
-CHUNK, BLOCK = 64, 16
-ROW = 128  # bytes of a tile row
-TILE = CHUNK * ROW
 IO = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 ELEMENT = {**IO, "float32": Float32}
-LOG2E = math.log2(math.e)
-FLOOR = -256.0  # log2 decay of one token below which it is 0 anyway; keeps differences of sums exact
-PAIRS = ((0, 0), (1, 1), (2, 2), (3, 3), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2))  # (query block, key block)
 
 
-def code(values) -> int:
-    """Numbers 0..3 as two bits each, to be looked up by a register."""
-    return sum(v << (2 * i) for i, v in enumerate(values))
-
-
-def pick(index: Int32, values):
-    """values[index] for an index in a register."""
-    out = values[-1]
-    for j in reversed(range(len(values) - 1)):
-        out = select_(index == j, values[j], out)
-    return out
-
-
-class KdaPrep(Dyadic):
+class KdaPrep(Operands, Dyadic, Scores, Inverse):
     """The jit function of one static configuration (see `build`)."""
 
-    def __init__(self, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas):
+    def __init__(self, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas, ahead):
         for name, value, accepted in (
             ("K", K, (64, 128)), ("dtype", dtype, tuple(IO)), ("gate", gate, ("log", "softplus", "safe")),
             ("g_dtype", g_dtype, (dtype, "float32")), ("beta_dtype", beta_dtype, (dtype, "float32")),
@@ -102,7 +86,9 @@ class KdaPrep(Dyadic):
         self.tiles = (K + V) // 64
         self.operand = max(2, K // 64) * TILE  # bytes of the q and the kD tile; later two score tiles each
         self.pitch = 4 * K + 32  # bytes of an L row: 8 rows x 4 lanes of 8 bytes without bank conflicts
-        self.ctas = ctas
+        shared = 2 * self.operand + self.tiles * TILE + 40 * K + (CHUNK * self.pitch if self.dyadic else 0) + 6400
+        self.ctas = min(2 if self.dyadic else 3, 233472 // shared) if ctas is None else ctas
+        self.ahead = ahead
 
     # ---- host ------------------------------------------------------------------------------------------------------
 
@@ -173,16 +159,20 @@ class KdaPrep(Dyadic):
             totals: small(4 * K)
             norms: small(2 * CHUNK)
             beta: small(CHUNK)
+            dots: small(CHUNK)
             diagonal: small(4 * BLOCK * BLOCK)
             local: small(CHUNK * self.pitch // 4 if self.dyadic else 1)
             barriers: cute.struct.MemRange[Int64, 2]
 
         self.storage = SharedStorage
+        group = g.shape[2] // q.shape[2]  # value heads a q/k head; hv // group as a product, exact for HV < 65536
+        inverse = (Int64(1 << 32) + group - 1) // group
+        ahead = cutlass.max(self.ahead // g.shape[2], 1)  # chunks
         self.kda_prep(
-            tma_q, m_q, tma_k, m_k, tma_v, m_v, tma_w, m_w, tma_u, m_u, tma_a, m_a, g, beta, a_log, dt_bias, qg, kg, gl,
-            scale, lower_bound,
+            tma_q, m_q, tma_k, m_k, tma_v, m_v, tma_w, m_w, tma_u, m_u, tma_a, m_a, q, k, v, g, beta, a_log, dt_bias, qg, kg, gl,
+            inverse, ahead, scale, lower_bound,
         ).launch(
-            grid=(g.shape[0] * gl.shape[1] * g.shape[2], 1, 1), block=(self.threads, 1, 1), stream=stream,
+            grid=(g.shape[2], gl.shape[1], g.shape[0]), block=(self.threads, 1, 1), stream=stream,
             min_blocks_per_mp=self.ctas, preferred_smem_carveout=100,
         )  # fmt: skip
 
@@ -203,6 +193,9 @@ class KdaPrep(Dyadic):
         m_u: cute.Tensor,
         tma_a: cute.CopyAtom,
         m_a: cute.Tensor,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
         g: cute.Tensor,
         beta: cute.Tensor,
         a_log: cute.Tensor | None,
@@ -210,16 +203,17 @@ class KdaPrep(Dyadic):
         qg: cute.Tensor,
         kg: cute.Tensor,
         gl: cute.Tensor,
+        inverse: Int64,
+        ahead: Int32,
         scale: Float32,
         lower_bound: Float32,
     ):
         K = self.K
-        bid, _, _ = cute.arch.block_idx()
+        hv, chunk, b = cute.arch.block_idx()
         tid, _, _ = cute.arch.thread_idx()
         warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
         T, HV, NT = g.shape[1], g.shape[2], gl.shape[1]
-        hv, chunk, b = bid % HV, (bid // HV) % NT, bid // (HV * NT)
-        head = hv // (HV // cute.size(m_q, mode=[2]))
+        head = Int32((Int64(hv) * inverse) >> 32)
         valid = cutlass.min(T - chunk * CHUNK, CHUNK)
 
         smem = utils.SmemAllocator().allocate(self.storage)
@@ -264,10 +258,8 @@ class KdaPrep(Dyadic):
             tid=tid, warp=warp, lane=lane, blk=blk, channel=channel, live=valid - BLOCK * blk, valid=valid,
             q=smem.q.data_ptr().toint(), kd=smem.kd.data_ptr().toint(), k=smem.kv.data_ptr().toint(),
             scales=smem.scales.data_ptr().toint(), totals=smem.totals.data_ptr().toint(),
-            norms=smem.norms.data_ptr().toint(), beta=smem.beta.data_ptr().toint(),
+            norms=smem.norms.data_ptr().toint(), beta=smem.beta.data_ptr().toint(), dots=smem.dots.data_ptr().toint(),
             diagonal=smem.diagonal.data_ptr().toint(), local=smem.local.data_ptr().toint(), scale=scale,
-            # 16-byte chunk 2 j + lane / 16 of row lane % 16, for j = 0..3: what ldmatrix.x4 reads as an A fragment
-            swizzled=[(((lane >> 4) ^ (lane & 7)) << 4) ^ (j << 5) for j in range(4)],
             stride=Int64(HV * K),
         )  # fmt: skip
         token = Int64(b) * T + chunk * CHUNK
@@ -275,18 +267,24 @@ class KdaPrep(Dyadic):
         x.element = element
 
         # -- A1 ------------------------------------------------------------------------------------------------------
-        coefficients = self.gate_coefficients(x, a_log, dt_bias, hv, lower_bound)
-        x.sums = self.cumulate(x, g.iterator.toint() + element * (2 * self.g_words), coefficients)
+        raw = self.fetch_gate(x, g.iterator.toint() + element * (2 * self.g_words))
+        self.load_beta(x, beta, token, HV, hv)
+        if cutlass.const_expr(self.ahead > 0):
+            for tensor, index, bytes in ((g, hv, K * 2 * self.g_words), (q, head, K * 2), (k, head, K * 2), (v, hv, self.V * 2)):
+                self.prefetch(x, tensor, token + ahead * CHUNK, T - (chunk + ahead) * CHUNK, index, bytes)
+        x.sums = self.cumulate(x, raw, self.gate_coefficients(x, a_log, dt_bias, hv, lower_bound))
         ptx.sts_vec(x.totals + (blk * K + channel) * 4, x.sums[BLOCK - 1])
         if cutlass.const_expr(self.dyadic):
             for i in cutlass.range_constexpr(BLOCK):
                 ptx.sts_vec(x.local + (BLOCK * blk + i) * self.pitch + channel * 4, x.sums[i])
-        self.load_beta(x, beta, token, HV, hv)
         cute.arch.sync_threads()
         cute.arch.mbarrier_wait(bar, 0)
         if cutlass.const_expr(self.l2norm):
             self.row_norms(x)
-            cute.arch.sync_threads()
+        if cutlass.const_expr(not self.dyadic):
+            if warp < 4:
+                self.row_dots(x)
+        cute.arch.sync_threads()
         if cutlass.const_expr(self.dyadic):
             scores = self.diagonal_scores(x)
             cute.arch.sync_threads()
@@ -356,344 +354,6 @@ class KdaPrep(Dyadic):
                     cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    # ---- A1: gate, cumsum, norms, beta -----------------------------------------------------------------------------
-
-    def gate_coefficients(self, x, a_log, dt_bias, hv, lower_bound):
-        """Per channel (slope, offset) of the exponent, and the factor of what the gate function returns."""
-        if self.gate == "log":
-            return None
-        a = ptx.ex2(a_log[hv] * LOG2E)
-        bias = [Float32(0.0)] * 2
-        if self.dt_bias:
-            bias = [dt_bias[hv * self.K + x.channel + j] for j in range(2)]
-        if self.gate == "safe":
-            slope = a * (-LOG2E)
-            return slope, [slope * bias[j] for j in range(2)], lower_bound * LOG2E
-        return Float32(LOG2E), [bias[j] * LOG2E for j in range(2)], -a
-
-    def log2_decay(self, value: Float32, coefficients, j: int) -> Float32:
-        """Log2 decay of one token and channel from the gate's value."""
-        if self.gate == "log":
-            out = value * LOG2E
-        else:
-            slope, offset, factor = coefficients
-            y = ptx.fma(value, slope, offset[j])
-            e = ptx.ex2(y)
-            if self.gate == "safe":
-                return factor * ptx.rcp(e + 1.0)
-            # log2(1 + e): its series where 1 + e would lose digits, y itself where e would overflow
-            series = LOG2E * e * (1.0 - e * (0.5 - e * (1.0 / 3.0)))
-            out = factor * select_(e < 2.0**-7, series, select_(y > 24.0, y, ptx.lg2(e + 1.0)))
-        if self.dyadic:
-            out = select_(out < FLOOR, Float32(FLOOR), out)
-        return out
-
-    def cumulate(self, x, address, coefficients):
-        """Inclusive cumsum over the block's 16 rows for both channels; rows past T count as no decay."""
-        stride = x.stride * (2 * self.g_words)
-        raw = []
-        for i in range(BLOCK):
-            raw.append(ptx.ldg_if(x.live, i, address, self.g_words))
-            address = address + stride
-        sums, total = [], [Float32(0.0)] * 2
-        for i in range(BLOCK):
-            values = [r.bitcast(Float32) for r in raw[i]] if self.g_words == 2 else ptx.unpack(raw[i][0], self.pair)
-            step = [self.log2_decay(values[j], coefficients, j) for j in range(2)]
-            total = [total[j] + select_(x.live > i, step[j], Float32(0.0)) for j in range(2)]
-            sums.append(total)
-        return sums
-
-    @cute.jit
-    def load_beta(self, x, beta: cute.Tensor, token: Int64, HV: Int32, hv: Int32):
-        if x.tid < CHUNK:
-            value = Float32(0.0)
-            if x.tid < x.valid:
-                flat = cute.make_tensor(beta.iterator + ((token + x.tid) * HV + hv), cute.make_layout(1))
-                value = flat[0].to(Float32)
-                if cutlass.const_expr(self.beta_sigmoid):
-                    value = ptx.rcp(ptx.ex2(value * (-LOG2E)) + 1.0)
-            ptx.sts(x.beta + x.tid * 4, value)
-
-    def row_norms(self, x) -> None:
-        """1 / norm of each row of q and k: diagonals of x x^T, whose B fragments are its A fragments."""
-        lane = x.lane
-        for n in range(8 // self.warps):
-            block = x.warp & 3
-            of_k = (x.warp >> 2) if self.warps == 8 else Int32(n)
-            tile = x.q + of_k * (x.k - x.q) + (block * BLOCK + (lane & 15)) * ROW
-            acc = [[Float32(0.0)] * 4 for _ in range(2)]
-            for kk in range(self.K // 16):
-                a = ptx.ldmatrix(tile + x.swizzled[kk % 4], (kk // 4) * TILE)
-                for h in range(2):
-                    acc[h] = ptx.mma(acc[h], a, (a[h], a[h + 2]), self.pair)
-            odd = (lane >> 2) & 1
-            mine = select_((lane & 3) == (lane >> 3), Int32(1), Int32(0))
-            out = x.norms + of_k * (CHUNK * 4) + (block * BLOCK + (lane >> 2)) * 4
-            for h in range(2):
-                square = select_(odd == 1, acc[h][2 * h + 1], acc[h][2 * h])
-                ptx.sts_if(mine, 0, out, ptx.rsqrt(square + 1e-6), 32 * h)
-
-    def norm_of(self, x, of_k: int, row: Int32):
-        """Four consecutive factors from `row` (a multiple of 4)."""
-        return ptx.lds_vec(x.norms + row * 4, 4, of_k * CHUNK * 4, Float32)
-
-    # ---- A2: decayed operands ----------------------------------------------------------------------------------------
-
-    def operands(self, x, qg: cute.Tensor, kg: cute.Tensor) -> None:
-        """qF over q, kF over k, kD (or kE) to its tile, qg and kg to global memory, the powers of two to `scales`."""
-        pair, blk = self.pair, x.blk
-        totals = [ptx.lds_vec(x.totals + x.channel * 4, 2, n * self.K * 4, Float32) for n in range(4)]
-        before = [[Float32(0.0)] * 2]  # P_0 .. P_4
-        for n in range(4):
-            before.append([before[n][j] + totals[n][j] for j in range(2)])
-        x.decay = before[4]
-        anchors = [[Float32(0.0)] * 2] + [[ptx.ceil(p[j]) for j in range(2)] for p in before[1:]]
-        mine, anchor, following = (
-            [pick(blk, [v[j] for v in values]) for j in range(2)] for values in (before[:4], anchors[:4], anchors[1:])
-        )
-        power = self.store_scales(x, anchors, anchor)
-        if self.dyadic:
-            shift = [following[j] - mine[j] for j in range(2)]
-            tail = [[ptx.ex2(x.decay[j] - following[j]) for j in range(2)]]
-        else:
-            shift = [anchor[j] - mine[j] for j in range(2)]
-            tail = [[ptx.ex2(following[j] - anchor[j]) for j in range(2)], [ptx.ex2(x.decay[j] - following[j]) for j in range(2)]]
-        rise = [mine[j] - anchor[j] for j in range(2)]
-
-        base = x.q + (x.channel // 64) * TILE + blk * (BLOCK * ROW) + (x.lane & 3) * 4
-        out_q, out_k = (t.iterator.toint() + x.element * 2 for t in (qg, kg))
-        to_k, to_kd = x.k - x.q, x.kd - x.q
-        for i4 in range(0, BLOCK, 4):
-            if self.l2norm:
-                norm_q, norm_k = (self.norm_of(x, side, blk * BLOCK + i4) for side in range(2))
-            for i in range(i4, i4 + 4):
-                total = x.sums[i]
-                if self.dyadic:  # cheaper to load again than to hold through phase A1'
-                    total = ptx.lds_vec(x.local + (BLOCK * blk + i) * self.pitch + x.channel * 4, 2, 0, Float32)
-                here = base + ((x.lane >> 2) ^ (i & 7)) * 16
-                q, k = ptx.unpack(ptx.lds(here, i * ROW), pair), ptx.unpack(ptx.lds(here + to_k, i * ROW), pair)
-                if self.l2norm:
-                    q, k = [v * norm_q[i - i4] for v in q], [v * norm_k[i - i4] for v in k]
-                fall = [ptx.ex2(total[j] + rise[j]) for j in range(2)]
-                grow = [ptx.ex2(shift[j] - total[j]) for j in range(2)]
-                q_f = ptx.pack(q[0] * fall[0], q[1] * fall[1], pair)
-                ptx.sts(here, q_f, i * ROW)
-                ptx.sts(here + to_k, ptx.pack(k[0] * fall[0], k[1] * fall[1], pair), i * ROW)
-                grown = [k[j] * grow[j] for j in range(2)]
-                ptx.sts(here + to_kd, ptx.pack(grown[0], grown[1], pair), i * ROW)
-                for factor in tail:
-                    grown = [grown[j] * factor[j] for j in range(2)]
-                ptx.stg_if(x.live, i, out_q, ptx.mul_pair(q_f, power, pair))
-                ptx.stg_if(x.live, i, out_k, ptx.pack(grown[0], grown[1], pair))
-                out_q, out_k = out_q + x.stride * 2, out_k + x.stride * 2
-
-    def store_scales(self, x, anchors, anchor):
-        """Rows 0-3 of `scales`: 2^N_b; row p of 4-9: what takes the keys of PAIRS[p] to the anchor of its queries. Each
-        thread writes what its block number says, for its two channels; returns its own 2^N_b."""
-        skip = 1 if self.dyadic else 0  # kE stands at the anchor of the block that follows
-        at = x.scales + x.channel * 2
-        power = ptx.pack(*(ptx.ex2_full(anchor[j]) for j in range(2)), self.pair)
-        ptx.sts(at + x.blk * (self.K * 2), power)
-        for first, n in ((4, 4), (8, 2)):
-            steps = [[anchors[a][j] - anchors[b + skip][j] for j in range(2)] for a, b in PAIRS[first : first + n]]
-            step = [pick(x.blk, [s[j] for s in steps]) for j in range(2)]
-            value = ptx.pack(*(ptx.ex2_full(step[j]) for j in range(2)), self.pair)
-            ptx.sts_if(n - x.blk, 0, at + (first + x.blk) * (self.K * 2), value)
-        return power
-
-    @cute.jit
-    def store_decay(self, x, gl: cute.Tensor, element: Int64):
-        flat = cute.make_tensor(gl.iterator + element, cute.make_layout(2))
-        for j in cutlass.range_constexpr(2):
-            flat[j] = x.decay[j]
-
-    # ---- B: scores ---------------------------------------------------------------------------------------------------
-
-    def blocks_of(self, p: Int32):
-        """(query block, key block) of PAIRS[p]."""
-        return tuple((Int32(code(side)) >> (2 * p)) & 3 for side in zip(*PAIRS))
-
-    def pair_scores(self, x, p: Int32):
-        """q and k scores of PAIRS[p], 2 column halves x 4 registers each."""
-        a, b = self.blocks_of(p)
-        lane = x.lane
-        queries, keys = ((block * BLOCK + (lane & 15)) * ROW for block in (a, b))
-        scale = x.scales + select_(p < 4, Int32(0), p) * (self.K * 2) + (lane & 3) * 4
-        q, k = ([[Float32(0.0)] * 4 for _ in range(2)] for _ in range(2))
-        for kk in range(self.K // 16):
-            off, sw = (kk // 4) * TILE, x.swizzled[kk % 4]
-            a_q, a_k = ptx.ldmatrix(x.q + queries + sw, off), ptx.ldmatrix(x.k + queries + sw, off)
-            raw, to = ptx.ldmatrix(x.kd + keys + sw, off), [ptx.lds(scale, kk * 32 + 16 * r) for r in range(2)]
-            key = [ptx.mul_pair(raw[r], to[r // 2], self.pair) for r in range(4)]
-            for n in range(2):
-                q[n] = ptx.mma(q[n], a_q, (key[n], key[n + 2]), self.pair)
-                k[n] = ptx.mma(k[n], a_k, (key[n], key[n + 2]), self.pair)
-        return q, k
-
-    def strip(self, m: Int32, first: int):
-        """A quarter of a pair: (pair, 1 for k scores, column half)."""
-        return first + (m >> 2), (m >> 1) & 1, m & 1
-
-    def strip_scores(self, x, m: Int32, first: int):
-        """16 x 8 scores of one side of a pair: 4 registers."""
-        p, of_k, half = self.strip(m, first)
-        a, b = self.blocks_of(p)
-        lane = x.lane
-        queries = x.q + of_k * (x.k - x.q) + (a * BLOCK + (lane & 15)) * ROW
-        keys = x.kd + (b * BLOCK + half * 8 + (lane & 7)) * ROW
-        scale = x.scales + p * (self.K * 2) + (lane & 3) * 4
-        out = [Float32(0.0)] * 4
-        for kk in range(0, self.K // 16, 2):
-            off = (kk // 4) * TILE
-            raw = ptx.ldmatrix(keys + ((((lane >> 3) ^ (lane & 7)) << 4) ^ ((kk % 4) << 5)), off)
-            for n in range(2):
-                query = ptx.ldmatrix(queries + x.swizzled[(kk + n) % 4], off)
-                key = [ptx.mul_pair(raw[2 * n + r], ptx.lds(scale, (kk + n) * 32 + 16 * r), self.pair) for r in range(2)]
-                out = ptx.mma(out, query, key, self.pair)
-        return out
-
-    # Score tiles: Aqk and A^T over kD, the two halves of -L and D over q.
-
-    def word(self, x, tile: Int32, row_block: Int32, half: int, chunk: Int32):
-        """Address of the lane's word of an accumulator's row half in 16-byte chunk `chunk` of a score tile."""
-        g = x.lane >> 2
-        return tile + (row_block * BLOCK + 8 * half + g) * ROW + ((chunk ^ g) << 4) + (x.lane & 3) * 4
-
-    @cute.jit
-    def clear_upper(self, x):
-        """Zeros in Aqk's six blocks above the diagonal, a warp each."""
-        for n in cutlass.range_constexpr(-(-6 // self.warps)):
-            block = x.warp + self.warps * n
-            if block < 6:
-                rows, columns = (Int32(code(s)) for s in ((0, 0, 0, 1, 1, 2), (1, 2, 3, 2, 3, 3)))
-                row = ((rows >> (2 * block)) & 3) * BLOCK + (x.lane >> 1)
-                chunk = ((columns >> (2 * block)) & 3) * 2 + (x.lane & 1)
-                ptx.sts_vec(x.kd + row * ROW + ((chunk ^ (row & 7)) << 4), [Int32(0)] * 4)
-
-    def put_q(self, x, acc, a, b, n) -> None:
-        """Four registers of q scores at column half n (a number or a register) of block (a, b), masked, into Aqk."""
-        for half in range(2):
-            i, j = a * BLOCK + 8 * half + (x.lane >> 2), b * BLOCK + n * 8 + 2 * (x.lane & 3)
-            value = [select_(j + r <= i, acc[2 * half + r] * x.scale, Float32(0.0)) for r in range(2)]
-            ptx.sts(self.word(x, x.kd, a, half, 2 * b + n), ptx.pack(value[0], value[1], self.pair))
-
-    def put_k(self, x, acc, a, b, n) -> None:
-        """Likewise -beta times k scores of a block below the diagonal, split in two."""
-        for half in range(2):
-            beta = ptx.lds(x.beta + (a * BLOCK + 8 * half + (x.lane >> 2)) * 4, 0, Float32)
-            high, low = ptx.split(*(-(acc[2 * half + r] * beta) for r in range(2)))
-            at = self.word(x, x.q, a, half, 2 * b + n)
-            ptx.sts(at, high)
-            ptx.sts(at, low, TILE)
-
-    def put_k_diagonal(self, x, acc, a, n, keep=None) -> None:
-        """Likewise beta times k scores of a diagonal block, strictly lower, in fp32. keep(i, j): which words to write."""
-        for half in range(2):
-            i, j = 8 * half + (x.lane >> 2), n * 8 + 2 * (x.lane & 3)
-            beta = ptx.lds(x.beta + (a * BLOCK + i) * 4, 0, Float32)
-            value = [select_(j + r < i, acc[2 * half + r] * beta, Float32(0.0)) for r in range(2)]
-            at = x.diagonal + ((a * BLOCK + i) * BLOCK + j) * 4
-            for r in range(2):
-                if keep is None:
-                    ptx.sts(at, value[r], 4 * r)
-                else:
-                    ptx.sts_if(keep(i, j), 0, at, value[r], 4 * r)
-
-    @cute.jit
-    def put_pair(self, x, scores, p: Int32):
-        a, b = self.blocks_of(p)
-        for n in cutlass.range_constexpr(2):
-            self.put_q(x, scores[0][n], a, b, n)
-        if p < 4:
-            for n in cutlass.range_constexpr(2):
-                self.put_k_diagonal(x, scores[1][n], a, n)
-        else:
-            for n in cutlass.range_constexpr(2):
-                self.put_k(x, scores[1][n], a, b, n)
-
-    @cute.jit
-    def put_strip(self, x, acc, m: Int32, first: cutlass.Constexpr):
-        p, of_k, half = self.strip(m, first)
-        a, b = self.blocks_of(p)
-        if of_k == 1:
-            self.put_k(x, acc, a, b, half)
-        else:
-            self.put_q(x, acc, a, b, half)
-
-    # ---- D, E: inverse -----------------------------------------------------------------------------------------------
-
-    def invert_diagonal(self, x) -> None:
-        """X = (I + L_bb)^-1, a column a lane (the two halves of a warp do the same), by forward substitution: row i is
-        e_i - sum_j L_ij X_j. Leaves X split in two, and diag(beta) X^T in A^T."""
-        column, upper = x.lane & 15, x.lane >> 4
-        rows = x.diagonal + x.warp * (BLOCK * BLOCK * 4)
-        X = [select_(column == i, Float32(1.0), Float32(0.0)) for i in range(BLOCK)]
-        for j4 in range(0, BLOCK, 4):
-            for i in range(j4 + 1, BLOCK):
-                factors = ptx.lds_vec(rows, 4, (i * BLOCK + j4) * 4, Float32)
-                for j in range(j4, min(i, j4 + 4)):
-                    X[i] = ptx.fma(-factors[j - j4], X[j], X[i])
-        chunk = 2 * x.warp + (column >> 3)
-        half = upper * TILE + x.warp * (BLOCK * ROW) + (column & 7) * 2  # lower lanes write the high parts
-        parts = [ptx.split(X[i], X[i + 1]) for i in range(0, BLOCK, 2)]
-        for i in range(BLOCK):
-            word = select_(upper == 1, parts[i // 2][1], parts[i // 2][0])
-            ptx.sts_half(x.q + half + ((chunk ^ (i & 7)) << 4), (word >> 16) if i % 2 else word, i * ROW)
-        beta = ptx.lds(x.beta + (x.warp * BLOCK + column) * 4, 0, Float32)
-        words = [ptx.pack(X[i] * beta, X[i + 1] * beta, self.pair) for i in range(0, BLOCK, 2)]
-        words = [select_(upper == 1, words[4 + i], words[i]) for i in range(4)]
-        at = x.kd + TILE + (x.warp * BLOCK + column) * ROW + (((2 * x.warp + upper) ^ (column & 7)) << 4)
-        ptx.sts_vec(at, words)
-
-    def scale_keys(self, x, t: Int32) -> None:
-        """kF 2^N_b over kF in blocks 1 to 3, by 128 threads (t)."""
-        row, place = t >> 3, t & 7
-        channel = (place ^ (row & 7)) * 8
-        for tile in range(self.K // 64):
-            for blk in range(1, 4):
-                at, off = x.k + row * ROW + place * 16, tile * TILE + blk * BLOCK * ROW
-                scale = ptx.lds_vec(x.scales + channel * 2, 4, (blk * self.K + tile * 64) * 2)
-                words = ptx.lds_vec(at, 4, off)
-                ptx.sts_vec(at, [ptx.mul_pair(words[i], scale[i], self.pair) for i in range(4)], off)
-
-    def invert_column(self, x, b: int) -> None:
-        """Blocks below the diagonal of block column b: X_a = D_a sum_c (-L_ac) X_c, kept transposed in registers, where
-        the accumulator of one product is the A operand of the next."""
-        lane = x.lane
-        low = (lane & 7) + ((lane >> 4) & 1) * 8
-        start = x.q + (b * BLOCK + low) * ROW + (((2 * b + ((lane >> 3) & 1)) ^ (lane & 7)) << 4)
-        X = [ptx.ldmatrix(start, part * TILE, trans=True) for part in range(2)]
-        sums = {a: [[Float32(0.0)] * 4 for _ in range(2)] for a in range(b + 1, 4)}
-        for c in range(b, 3):
-            for a in range(c + 1, 4):
-                sums[a] = self.times(x, sums[a], X, a, c)
-            a = c + 1
-            zero = [[Float32(0.0)] * 4 for _ in range(2)]
-            out = self.times(x, zero, self.narrow(sums[a]), a, a)
-            if a < 3:
-                X = self.narrow(out)
-            for half in range(2):
-                beta = ptx.lds(x.beta + (b * BLOCK + 8 * half + (lane >> 2)) * 4, 0, Float32)
-                for n in range(2):
-                    value = [out[n][2 * half + r] * beta for r in range(2)]
-                    at = self.word(x, x.kd + TILE, Int32(b), half, Int32(2 * a + n))
-                    ptx.sts(at, ptx.pack(value[0], value[1], self.pair))
-
-    def narrow(self, acc):
-        """An accumulator of 16 x 16 as the two parts of an A operand."""
-        parts = [ptx.split(acc[n][2 * half], acc[n][2 * half + 1]) for n in range(2) for half in range(2)]
-        return [p[0] for p in parts], [p[1] for p in parts]
-
-    def times(self, x, acc, left, a: int, c: int):
-        """acc + left times the transpose of block (a, c) of the tiles over q, both in two parts."""
-        at = x.q + (a * BLOCK + (x.lane & 15)) * ROW + (((2 * c + (x.lane >> 4)) ^ (x.lane & 7)) << 4)
-        right = [ptx.ldmatrix(at, part * TILE) for part in range(2)]
-        acc = list(acc)
-        for l, r in ((0, 1), (1, 0), (0, 0)):
-            for n in range(2):
-                acc[n] = ptx.mma(acc[n], left[l], (right[r][n], right[r][n + 2]), "bf16")
-        return acc
-
     # ---- F: w and u --------------------------------------------------------------------------------------------------
 
     def load_inverse(self, x) -> cute.Tensor:
@@ -719,10 +379,15 @@ class KdaPrep(Dyadic):
         warpgroup.wait_group(0)
 
     def put_output(self, x, acc: cute.Tensor, tile: Int32) -> None:
-        at = x.k + tile * TILE + ((x.warp & 3) * BLOCK + (x.lane & 15)) * ROW
+        lane = ptx.fresh(x.lane)
+        at16 = swizzled(lane)
+        at = x.k + tile * TILE + ((x.warp & 3) * BLOCK + (lane & 15)) * ROW
         for n in range(0, 8, 2):
             words = [ptx.pack(acc[4 * n + 2 * i], acc[4 * n + 2 * i + 1], self.pair) for i in range(4)]
-            ptx.stmatrix(at + x.swizzled[n // 2], words)
+            ptx.stmatrix(at + at16[n // 2], words)
+
+
+KdaPrep.kda_prep.set_name_prefix("kda_prep", remove_cutlass_symbol=True, keep_mangled_name=False)
 
 
 def build(
@@ -737,18 +402,20 @@ def build(
     g_dtype: str = "bfloat16",
     beta_dtype: str = "bfloat16",
     dt_bias: bool = True,
-    ctas: int = 3,
+    ctas: int | None = None,
+    ahead: int = 0,
 ):
     """(jit function, fake arguments) of one configuration, to be compiled for `arch` ("sm_90a") with TVM-FFI.
 
     gate: "log", "softplus" or "safe"; bounded: natural-log decays lie in [-5, 0] (implied by "safe", the caller's
-    promise with "log"). dt_bias: whether there is one. ctas: per SM, which caps the registers. Arguments of the compiled
+    promise with "log"). dt_bias: whether there is one. ctas: per SM, which caps the registers (by
+    default what shared memory allows). ahead: distance in CTAs of the prefetch to L2, 0 for none. Arguments of the compiled
     function: those of KdaPrep.__call__, contiguous; B, T, H, HV are free.
     ValueError: a parameter outside its domain.
     """
     if arch != "sm_90a":
         raise ValueError(f"arch: got {arch}, accepted sm_90a")
-    fn = KdaPrep(K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas)
+    fn = KdaPrep(K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas, ahead)
     B, T, H, HV, NT, flat = (cute.sym_int() for _ in range(6))
 
     def fake(element, *shape):

@@ -33,6 +33,11 @@ def _regs(kind: str, first: int, n: int) -> str:
     return "{" + ", ".join(f"{{${kind}{i}}}" for i in range(first, first + n)) + "}"
 
 
+def fresh(x: Int32) -> Int32:
+    """x, as a value of which the compiler knows nothing: what is computed from it is not kept from elsewhere."""
+    return _ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x])
+
+
 # ---- pairs ---------------------------------------------------------------------------------------------------------
 
 
@@ -119,6 +124,11 @@ def stg_if(x: Int32, above: int, addr, value: Int32) -> None:
     """Store where x > above."""
     code = f"{{ .reg .pred p; setp.gt.s32 p, {{$r2}}, {above}; @p st.global.b32 [{{$r0}}], {{$r1}}; }}"
     _ptx(code, read_only_args=[addr, value, x])
+
+
+def prefetch_if(x: Int32, above: int, addr) -> None:
+    """Bring the line at addr to L2 where x > above."""
+    _ptx(f"{{ .reg .pred p; setp.gt.s32 p, {{$r1}}, {above}; @p prefetch.global.L2 [{{$r0}}]; }}", read_only_args=[addr, x])
 
 
 # ---- tensor core ---------------------------------------------------------------------------------------------------
