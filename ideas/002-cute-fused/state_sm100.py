@@ -283,7 +283,7 @@ class StateKernel:
         r_h, r_dh = cute.make_rmem_tensor(at.shape, F32), cute.make_rmem_tensor(at.shape, F32)
         r_h_io = cute.make_rmem_tensor(at.shape, io)
 
-        for i in cutlass.range_constexpr(cute.size(r_h)):
+        for i in cutlass.range(cute.size(r_h), unroll_full=True):
             if cutlass.const_expr(self.has_h0):
                 r_h[i] = h0[(batch, head, at[i][1], v_tile * BV + at[i][0])]
             else:
@@ -308,7 +308,7 @@ class StateKernel:
                 cute.copy(tma_g, g_g[None, cutlass.min(c * C + C, T) - 1], g_s[None, 0], tma_bar_ptr=loaded)
                 cute.copy(tma_aqk, aqk_g[None, c], aqk_s[None, 0], tma_bar_ptr=loaded)
             # 2: h as an operand; the fence hands the stores to the tensor core's proxy
-            for i in cutlass.range_constexpr(cute.size(r_h)):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 r_h_io[i] = r_h[i].to(io)
             cute.copy(write_h, thr_wh.retile(r_h_io), h_dst)
             cute.arch.fence_proxy("async.shared", space="cta")
@@ -324,7 +324,7 @@ class StateKernel:
             # 4: v' = u - WH
             cute.copy(read_c, wh_src, r_wh)
             cute.arch.fence_view_async_tmem_load()
-            for i in cutlass.range_constexpr(cute.size(r_wh)):
+            for i in cutlass.range(cute.size(r_wh), unroll_full=True):
                 r_c[i] = (my_u[i].to(F32) - r_wh[i]).to(io)
             cute.copy(write_vp, thr_vp.retile(r_c), vp_dst)
             cute.arch.fence_proxy("async.shared", space="cta")
@@ -340,13 +340,13 @@ class StateKernel:
             cute.copy(read_c, oh_src, r_wh)
             cute.copy(read_c, oi_src, r_oi)
             cute.arch.fence_view_async_tmem_load()
-            for i in cutlass.range_constexpr(cute.size(r_wh)):
+            for i in cutlass.range(cute.size(r_wh), unroll_full=True):
                 r_c[i] = (scale * r_wh[i] + r_oi[i]).to(io)
             cute.copy(write_o, thr_wo.retile(r_c), o_dst)
             # 7: h = 2^G h + DH
             cute.copy(read_k, dh_src, r_dh)
             cute.arch.fence_view_async_tmem_load()
-            for i in cutlass.range_constexpr(cute.size(r_h)):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 r_h[i] = cute.math.exp2(my_g[i], fastmath=True) * r_h[i] + r_dh[i]
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_threads()
@@ -358,7 +358,7 @@ class StateKernel:
             cute.arch.sync_threads()
 
         if cutlass.const_expr(self.write_ht):
-            for i in cutlass.range_constexpr(cute.size(r_h)):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 ht[(batch, head, at[i][1], v_tile * BV + at[i][0])] = r_h[i]
         if warp_id == 0:
             cute.arch.dealloc_tmem(tmem, columns)

@@ -417,7 +417,7 @@ class StateKernel:
         r_h_io = cute.make_rmem_tensor(coord.shape, io)
         size_v, size_h = cute.size(r_wh), cute.size(r_h)
 
-        for i in cutlass.range_constexpr(size_h):
+        for i in cutlass.range(size_h, unroll_full=True):
             if cutlass.const_expr(self.has_h0):
                 r_h[i] = h0[(at.batch, at.head, coord[i][1], at.v_tile * BV + coord[i][0])]
             else:
@@ -432,7 +432,7 @@ class StateKernel:
             cute.arch.mbarrier_wait(bars + Bar.REC_FULL + stage, phase)
             cute.autovec_copy(my_u[None, None, None, stage], r_u)
             g = my_g[None, None, None, stage]
-            for i in cutlass.range_constexpr(0, size_h, 2):
+            for i in cutlass.range(0, size_h, 2, unroll_full=True):
                 # a packed product is not contracted with the sum below, which would take the exponentials with it
                 factors = cute.math.exp2(g[i], fastmath=True), cute.math.exp2(g[i + 1], fastmath=True)
                 r_h[i], r_h[i + 1] = cute.arch.mul_packed_f32x2((r_h[i], r_h[i + 1]), factors)
@@ -441,7 +441,7 @@ class StateKernel:
             cute.arch.mbarrier_wait(bars + Bar.WH_FULL, c % 2)
             cute.copy(read_wh, wh_src, r_wh)
             cute.arch.fence_view_async_tmem_load()
-            for i in cutlass.range_constexpr(size_v):
+            for i in cutlass.range(size_v, unroll_full=True):
                 r_v[i] = (r_u[i].to(F32) - r_wh[i]).to(io)
             cute.copy(write_v, thr_v.retile(r_v), vd_dst[None, None, None, 0])
             hand_over(bars + Bar.VD_FULL)
@@ -451,7 +451,7 @@ class StateKernel:
             cute.arch.mbarrier_wait(bars + Bar.DH_FULL, c % 2)
             cute.copy(read_dh, dh_src, r_dh)
             cute.arch.fence_view_async_tmem_load()
-            for i in cutlass.range_constexpr(0, size_h, 2):
+            for i in cutlass.range(0, size_h, 2, unroll_full=True):
                 r_h[i], r_h[i + 1] = cute.arch.add_packed_f32x2((r_h[i], r_h[i + 1]), (r_dh[i], r_dh[i + 1]))
             if c + 1 < at.chunks:
                 after = (c + 1) % STAGES
@@ -460,7 +460,7 @@ class StateKernel:
                 hand_over(bars + Bar.H_FULL + after)
 
         if cutlass.const_expr(self.write_ht):
-            for i in cutlass.range_constexpr(size_h):
+            for i in cutlass.range(size_h, unroll_full=True):
                 ht[(at.batch, at.head, coord[i][1], at.v_tile * BV + coord[i][0])] = r_h[i]
 
     @cute.jit
@@ -485,7 +485,7 @@ class StateKernel:
             cute.copy(read, oi_src[None, None, None, stage], r_oi)
             cute.arch.fence_view_async_tmem_load()
             cute.arch.mbarrier_arrive(bars + Bar.O_EMPTY + stage)
-            for i in cutlass.range_constexpr(cute.size(r_oh)):
+            for i in cutlass.range(cute.size(r_oh), unroll_full=True):
                 r_o[i] = (scale * r_oh[i] + r_oi[i]).to(self.io)
             cute.copy(write_o, thr_o.retile(r_o), o_dst[None, None, None, stage])
             cute.arch.fence_proxy("async.shared", space="cta")

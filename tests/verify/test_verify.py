@@ -87,6 +87,26 @@ def test_planted_fault_is_found(pipeline, plant):
     assert "failed" in (checks["synchronization"], checks["memory"])
 
 
+# Guards of what SentryWard does not model, shared memory that outlives its CTA: the TMA warp's wait for the last commit's
+# arrive, and the epilogue's for the last store's read.
+GUARDS = {"mbarrier.try_wait 2", "cp.async.bulk.wait_group 1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(27))
+def test_no_synchronisation_is_redundant(number):
+    """Three chunks reuse every stage; without any one of its operations the kernel is no longer proved."""
+    three = launch(PIPELINE, 192)
+    ptx, _ = default_collector(three.ptx)
+    operations = faults.synchronisation(ptx)
+    assert len(operations) == 27
+    name, first, last = operations[number]
+    lines = ptx.split("\n")
+    result, _ = verify.analyse("\n".join(lines[:first] + lines[last + 1 :]), three)
+    expected = {"race_free"} if name in GUARDS else {"not_wellsynced", "potential_race", "invalid_lifecycle"}
+    assert result["result"] in expected, (name, lines[first : last + 1])
+
+
 @pytest.mark.parametrize("number", range(5))
 def test_each_missing_fence_is_found(pipeline, number):
     lines = pipeline.ptx.split("\n")
