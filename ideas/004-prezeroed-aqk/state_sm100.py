@@ -37,9 +37,13 @@ everything that has two, and phase c / 2 of its barriers; of single-stage barrie
 h, v', WH and DH have no EMPTY barrier: the other direction is implied. A commit tracks every product issued before
 it, so WH_FULL of chunk c also says that OI of c-1 is done with v', and DH_FULL that WH and OH are done with h; and the
 recurrence arrives on H_FULL and VD_FULL only after it has read the accumulators that the products behind them overwrite.
-Each of 128 threads fences its own stores and arrives for itself, so no barrier among them is needed either.
+Each of 128 threads fences its own stores and arrives for itself, so no barrier among them is needed either. In the end
+the TMA warp waits for the last MMA_EMPTY: a commit must not arrive in shared memory that the CTA has left.
 
-    named barrier 1 (128, EPILOGUE): per chunk, o is in shared memory and the store before last has been read out
+v' is stored twice, as each product's operand, DH's first: the second store and its fence come after VD_FULL, off the
+critical path. At BV = C both images hold the same bytes (rung 002 has one); one VD_FULL for both would do as well.
+
+    named barrier 1 (128, EPILOGUE): o of chunk c is in shared memory; the store of c-1 has been read out of its stage
 
 OH, OI and o have two stages so that the epilogue may lag one chunk without delaying DH, which queues behind OH.
 
