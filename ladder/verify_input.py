@@ -90,15 +90,19 @@ def record(unit: Unit, shape: Shape) -> Launch:
                     pointers.append(where | {"type": "pointer", "space": "global", "object": names[value]})
                 else:
                     arguments.append(where | {"type": f"u{8 * width}", "value": value})
-    launch = {"grid_dim": list(grid), "block_dim": list(block), "cluster_dim": list(cluster), "dynamic_shared_bytes": smem}
-    content = {"schema": SCHEMA, "launch": launch, "declarations": pointers, "arguments": arguments, "tma_descriptors": maps}
+    content = {
+        "schema": SCHEMA, "declarations": pointers, "arguments": arguments, "tma_descriptors": maps,
+        "launch": {"grid_dim": list(grid), "block_dim": list(block), "cluster_dim": list(cluster),
+                   "dynamic_shared_bytes": smem},
+    }  # fmt: skip
     return Launch(ptx, shape, content, scale)
 
 
 def _reads(ptx: str, parameter: str) -> list[tuple[int, int]]:
     """(offset, bytes) of every `ld.param` of a parameter."""
     found = set()
-    for vector, bits, offset in re.findall(rf"ld\.param(?:\.v(\d))?\.[a-z](\d+)\s[^;]*\[{parameter}(?:\+(\d+))?\]", ptx):
+    load = re.compile(rf"ld\.param(?:\.v(\d))?\.[a-z](\d+)\s[^;]*\[{parameter}(?:\+(\d+))?\]")
+    for vector, bits, offset in load.findall(ptx):
         width = int(bits) // 8
         found |= {(int(offset or 0) + i * width, width) for i in range(int(vector or 1))}
     return sorted(found)
@@ -140,7 +144,8 @@ def equality_binding(launch: Launch) -> dict[str, Any]:
                 "left_strides_bytes": strides, "right_strides_bytes": strides, "element_bytes": size,
                 "left_offset": 0, "right_offset": 0}  # fmt: skip
 
-    side = {"layouts": {allocation(n): layout(n) for n in INPUTS}, "allocations": {allocation(n): allocation(n) for n in INPUTS}}
+    names = {name: allocation(name) for name in INPUTS}
+    side = {"layouts": {a: layout(n) for n, a in names.items()}, "allocations": {a: a for a in names.values()}}
     return {
         "reference": {
             "arguments": [argument(n) for n in INPUTS] + [{"name": "scale", "parameter": launch.scale}],

@@ -79,8 +79,8 @@ def unfenced_stores(ptx: str) -> list[str]:
 
 def unwaited_loads(ptx: str) -> list[str]:
     """Tensor-memory loads whose registers are read, or whose accumulator is handed over, before `tcgen05.wait::ld`
-    (PTX manual, tcgen05.ld: asynchronous until the wait). A `mov` that only packs such registers passes the duty on: the
-    compiler pairs them up right after the load, and the assembler lets the pairs vanish."""
+    (PTX manual, tcgen05.ld: asynchronous until the wait). A `mov` that only packs such registers passes the duty on:
+    the compiler pairs them up right after the load, and the assembler lets the pairs vanish."""
     faults, pending = [], {}
     for number, text in instructions(ptx):
         if text.startswith("tcgen05.wait::ld"):

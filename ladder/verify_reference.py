@@ -10,7 +10,8 @@ CHUNK = 64
 
 
 def reference(qg, w, kg, u, aqk, g2, h0, scale):
-    """qg, w, kg [T, K], u [T, V], aqk [T, 64], g2 [T, K] (log2 units), h0 [K, V], T a multiple of 64 -> o [T, V], ht [K, V]."""
+    """o [T, V] and ht [K, V] of one head: qg, w, kg [T, K], u [T, V], aqk [T, 64], g2 [T, K] in log2 units, h0 [K, V],
+    T a multiple of 64."""
     h, o = h0, []
     for start in range(0, qg.shape[0], CHUNK):
         rows = slice(start, start + CHUNK)

@@ -36,9 +36,9 @@ everything that has two, and phase c / 2 of its barriers; of single-stage barrie
 
 h, v', WH and DH have no EMPTY barrier: the other direction is implied. A commit tracks every product issued before
 it, so WH_FULL of chunk c also says that OI of c-1 is done with v', and DH_FULL that WH and OH are done with h; and the
-recurrence arrives on H_FULL and VD_FULL only after it has read the accumulators that the products behind them overwrite.
-Each of 128 threads fences its own stores and arrives for itself, so no barrier among them is needed either. In the end
-the TMA warp waits for the last MMA_EMPTY: a commit must not arrive in shared memory that the CTA has left.
+recurrence arrives on H_FULL and VD_FULL only after it has read the accumulators which the products behind them will
+overwrite. Each of 128 threads fences its own stores and arrives for itself, so no barrier among them is needed either.
+In the end the TMA warp waits for the last MMA_EMPTY: a commit must not arrive in shared memory that the CTA has left.
 
 v' is stored twice, as each product's operand, DH's first: the second store and its fence come after VD_FULL, off the
 critical path. At BV = C both images hold the same bytes (rung 002 has one); one VD_FULL for both would do as well.
@@ -392,7 +392,7 @@ class StateKernel:
         return tiled, tiled.get_slice(tid)
 
     def _writer(self, tiled_read, smem, transpose, tid):
-        """Registers, as `tiled_read` leaves them, -> a staged operand image: (tiled copy, thread's part, destination)."""
+        """Registers, as `tiled_read` leaves them, -> an operand's image: (tiled copy, thread's part, destination)."""
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=transpose, num_matrices=4), self.io)
         tiled = cute.make_tiled_copy_D(atom, tiled_read)
         thr = tiled.get_slice(tid)

@@ -56,7 +56,8 @@ ALL = (missing_wait, dropped_arrive, wrong_byte_count, aliased_barriers, missing
 def synchronisation(ptx):
     """Every wait, arrive, commit and barrier of the text, as (name, first line, last line), 0-based."""
     lines, found = ptx.split("\n"), []
-    for kind in ("mbarrier.try_wait", "mbarrier.arrive.shared", "tcgen05.commit", "bar.sync", "cp.async.bulk.wait_group"):
+    kinds = ("mbarrier.try_wait", "mbarrier.arrive.shared", "tcgen05.commit", "bar.sync", "cp.async.bulk.wait_group")
+    for kind in kinds:
         for number, i in enumerate(i for i, line in enumerate(lines) if kind in line):
             whole = "try_wait" in kind  # inside a block of inline assembly, with its loop
             first = _index(lines, "begin inline asm", i, -1) if whole else i

@@ -1,4 +1,4 @@
-"""The Blackwell state kernels, executed by the emulator, against the same recurrence in fp64 with fla's rounding points."""
+"""The Blackwell state kernels, executed by the emulator, against the recurrence in fp64 with fla's rounding points."""
 
 import pytest
 import torch

@@ -87,8 +87,8 @@ def test_planted_fault_is_found(pipeline, plant):
     assert "failed" in (checks["synchronization"], checks["memory"])
 
 
-# Guards of what SentryWard does not model, shared memory that outlives its CTA: the TMA warp's wait for the last commit's
-# arrive, and the epilogue's for the last store's read.
+# Guards of what SentryWard does not model, uses of shared memory after its CTA: the TMA warp's wait for the last
+# commit's arrive, and the epilogue's for the last store's read.
 GUARDS = {"mbarrier.try_wait 2", "cp.async.bulk.wait_group 1"}
 
 
@@ -133,7 +133,8 @@ def test_edits_are_listed(pipeline):
     text = pipeline.ptx.split("\n")
     assert "discard" not in ptx and len(edit.lines) == 24 and all("tcgen05.mma" in text[n - 1] for n in edit.lines)
     ptx, (edit,) = typed_stores(pipeline.ptx)
-    assert len(edit.lines) == 64 and str(edit).startswith("st.global.b32 written st.global.f32, the same bits (64 lines: ")
+    assert len(edit.lines) == 64
+    assert str(edit).startswith("st.global.b32 written st.global.f32, the same bits (64 lines: ")
 
 
 def test_input_is_the_launch():
