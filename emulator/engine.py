@@ -271,6 +271,13 @@ class Machine(binding.Operands):
             for w in np.unique(lanes >> 5):
                 self.runnable.append(Fragment(self, lanes[lanes >> 5 == w], 0, int(w)))
         self._loop()
+        for op in self.pending:
+            if op.unfinished:
+                raise ProtocolError(
+                    "the CTA ended while an asynchronous operation that uses its shared or tensor memory or its registers "
+                    "was still outstanding (a wait is missing)",
+                    op.where,
+                )
         while self.pending:
             self._complete_one()
         for check in self.at_end:
@@ -287,7 +294,7 @@ class Machine(binding.Operands):
                 self._complete_one()
                 continue
             if not self.runnable:
-                if self.pending:
+                if self.pending and (self.blocked or self.parked):
                     self._complete_one()
                     continue
                 if self._expire():
@@ -438,7 +445,7 @@ class Machine(binding.Operands):
     # ---- asynchronous operations ---------------------------------------------------------------------------------
 
     def submit(self, operation):
-        """Queue an asynchronous operation: an object with `queue` (operations of one queue stay in order; None =
+        """Queue an asynchronous operation: an object with `unfinished` (must it be over before its CTA ends?), `queue` (operations of one queue stay in order; None =
         free) and `perform()`. It is performed later, when the scheduler chooses."""
         self.pending.append(operation)
 

@@ -59,6 +59,7 @@ class _Shadow:
 class _Barrier:
     def __init__(self):
         self.pending, self.done, self.phase, self.waiting = _Clock(), _Clock(), 0, []
+        self.init, self.fenced = None, False  # (agent, its clock, PTX index) of mbarrier.init; visible to async operations
 
 
 class _Cta:
@@ -229,8 +230,12 @@ class Races(Watch):
         state = self.cta(cta)
         b = state.mbarriers.setdefault(offset, _Barrier())
         if event == "init":
-            state.mbarriers[offset] = _Barrier()
-        elif event == "passed":
+            b = state.mbarriers[offset] = _Barrier()
+            _, _, local, clock = next(w for w in self._warps(f) if w[0] == cta)
+            b.init = (local, int(clock.gen[local]), f.pc)
+            return
+        self._initialised(machine, f, cta, state, b, offset)
+        if event == "passed":
             for index, _, _, clock in self._warps(f):
                 if index == cta:
                     clock.join(b.done)
@@ -249,7 +254,30 @@ class Races(Watch):
                     if index == cta:
                         clock.gen[local] += 1
 
+    def _initialised(self, machine, f, cta, state, b, offset):
+        """The use of an mbarrier must come after its mbarrier.init, for asynchronous operations through a fence as well."""
+        if b.init is None:
+            return
+        agent, number, pc = b.init
+        if f is None:
+            op = machine.performing
+            stream, _, clock = op.order[cta]
+            if not b.fenced:
+                what = "an asynchronous operation signals an mbarrier without fence.mbarrier_init after its mbarrier.init"
+                where = (cta, state, "shared", stream, op.pc)
+                self._found(what, where, offset // GRANULE, agent, pc)
+            return
+        for index, _, local, clock in self._warps(f):
+            if index == cta and local != agent and clock.gen[agent] < number:
+                where = (cta, state, "shared", local, f.pc)
+                self._found("use of an mbarrier before its mbarrier.init", where, offset // GRANULE, agent, pc)
+
     def fence(self, machine, f, ins, modifiers):
+        proxy = "proxy" in modifiers and any(x.startswith("async") for x in modifiers)
+        if proxy or "mbarrier_init" in modifiers:
+            for _, cta, local, clock in self._warps(f):
+                for b in cta.mbarriers.values():
+                    b.fenced = b.fenced or (b.init is not None and clock.gen[b.init[0]] >= b.init[1])
         if "proxy" in modifiers and any(x.startswith("async") for x in modifiers):
             for _, _, local, clock in self._warps(f):
                 np.maximum(clock.asy, clock.gen, out=clock.asy)

@@ -16,6 +16,7 @@ class _Copy:
     """One warp-wide cp.async: `group` is each lane's commit group; None until committed."""
 
     queue = None
+    unfinished = False
 
     def __init__(self, m, f, source, dest, size, read, load, store):
         self.m, self.f, self.source, self.dest, self.size, self.read = m, f, source, dest, size, read

@@ -57,6 +57,8 @@ def leaks(m):
 class Operation:
     """An asynchronous tcgen05 operation."""
 
+    unfinished = True
+
     def __init__(self, m, f, ins, queue, warp, perform):
         self.m, self.f, self.ins, self.queue, self._perform = m, f, ins, queue, perform
         self.where = m.where(f)

@@ -29,6 +29,10 @@ class Copy:
         self.warps = [lanes[0] >> 5]
         self.queue, self.data, self.where = None, None, m.where(f)
 
+    @property
+    def unfinished(self):
+        return self.mbar is not None or self.data is None
+
     def _shared(self, unit, offsets, write):
         m = self.m
         flat = m.shared.locate(offsets, self.cta, unit, write)

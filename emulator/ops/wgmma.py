@@ -42,6 +42,8 @@ def _groups(m):
 class Mma:
     """One wgmma.mma_async of the warps of a fragment."""
 
+    unfinished = True
+
     def __init__(self, m, f, ins, perform):
         self.m, self.f, self.ins, self._perform = m, f, ins, perform
         self.warps = f.warps

@@ -103,7 +103,7 @@ def test_barrier_misuse():
 def bulk(wait=True, expect=512, stores="cp.async.bulk.wait_group 0;"):
     return kernel(
         f"""
-  @%p1 mbarrier.init.shared.b64 [%r3], 1; bar.sync 0;
+  @%p1 mbarrier.init.shared.b64 [%r3], 1; fence.mbarrier_init.release.cluster; bar.sync 0;
   ld.param.u64 %rd1, [src]; ld.param.u64 %rd2, [dst];
   @!%p1 bra GO;
   mbarrier.arrive.expect_tx.shared.b64 _, [%r3], {expect};
@@ -127,7 +127,8 @@ def test_bulk_copy_through_shared(seed):
 
 def test_bulk_copy_faults():
     x, y = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
-    emulator.run(bulk(wait=False), "k", 1, 128, 0, [x, y])
+    with pytest.raises(emulator.ProtocolError, match="CTA ended while.*cp.async.bulk.shared"):
+        emulator.run(bulk(wait=False), "k", 1, 128, 0, [x, y])
     assert (y != x + 7).any()  # the data had not arrived
     with pytest.raises(emulator.Deadlock, match="-?16 bytes missing"):
         emulator.run(bulk(expect=528), "k", 1, 128, 0, [x, y])
@@ -335,6 +336,6 @@ def test_tcgen05_faults():
         run(wait_ld="")
     with pytest.raises(emulator.ProtocolError, match="without freeing tensor memory: columns 0-63"):
         run(dealloc=False)
-    with pytest.raises(emulator.ProtocolError, match="performed after its tensor memory was freed.*tcgen05.mma"):
+    with pytest.raises(emulator.ProtocolError, match="CTA ended while.*tcgen05.mma"):
         run(wait_mma=False)
     assert not (d.double() - want).abs().max() < 1e-4  # and what was read back was not the product
