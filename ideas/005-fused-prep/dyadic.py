@@ -3,6 +3,9 @@
 A pair (i, j), i > j, parts at level s, the highest bit in which i and j differ. With m the first row of i's half at that
 level, its decay 2^(L_i - L_j) is the product of 2^(L_i - L_{m-1}) and 2^(L_{m-1} - L_j), both at most 1: one factor
 per row, level and channel. A level's product is taken over the whole block and kept where pairs part at that level.
+
+L in shared memory: fp32, 256-byte rows of 64 channels, the 32-byte groups of row r permuted by xor with r % 4, so that the
+four rows x four lanes of an 8-byte fragment read meet in no bank.
 """
 
 from __future__ import annotations
@@ -17,6 +20,21 @@ from .tiles import BLOCK, CHUNK, ROW, TILE
 
 class Dyadic:
     """Phase A1' of KdaPrep. Scores are 16 registers: (q or k scores, column half, accumulator register)."""
+
+    def local_rows(self, x):
+        """Addresses of this thread's two channels in its 16 rows of L."""
+        base = x.local[0]
+        if self.K > 64:
+            base = select_(x.channel >= 64, x.local[1], x.local[0])
+        base = base + x.blk * (BLOCK * 256)
+        return [base + i * 256 + ((x.lane * 8) ^ ((i & 3) << 5)) for i in range(BLOCK)]
+
+    def store_local(self, x) -> None:
+        for at, total in zip(self.local_rows(x), x.sums):
+            ptx.sts_vec(at, total)
+
+    def load_local(self, x):
+        return [ptx.lds_vec(at, 2, 0, Float32) for at in self.local_rows(x)]
 
     def diagonal_scores(self, x) -> cute.Tensor:
         """Scores of diagonal block warp % 4. Of 8 warps, the first four do levels 8 and 4, the others 2, 1 and i = j
@@ -39,27 +57,36 @@ class Dyadic:
     @cute.jit
     def level(self, x, s: Int32, scores: cute.Tensor, decayed: cutlass.Constexpr):
         """Put level s's scores into `scores`; those of i = j if not decayed (s = 1)."""
-        lane, block = x.lane, x.warp & 3
+        lane, block = ptx.fresh(x.lane), x.warp & 3
         rows = (block * BLOCK + (lane & 15)) * ROW
-        row = [lane >> 2, (lane >> 2) + 8]
-        local = x.local + block * BLOCK * self.pitch + (lane & 3) * 8
-        sign = [select_((row[h] & s) != 0, Float32(1.0), Float32(-1.0)) for h in range(2)]
-        own = [local + row[h] * self.pitch for h in range(2)]
-        anchor = [local + ((row[h] & (-2 * s)) + s - 1) * self.pitch for h in range(2)]
+        sides = self.exponent_rows(lane, block, s)
         acc = cute.make_rmem_tensor(16, Float32)
         acc.fill(0.0)
         for kk in cutlass.range(self.K // 16, unroll=1):
             at = rows + (kk >> 2) * TILE + ((((lane >> 4) ^ (lane & 7)) << 4) ^ ((kk & 3) << 5))
-            self.step(acc, x.q + at, x.k + at, [o + kk * 64 for o in own], [a + kk * 64 for a in anchor], sign, decayed)
+            base = x.local[0] + (kk >> 2) * (x.local[1] - x.local[0])
+            exponents = [[base + r + (((kk & 3) << 6) ^ xor) for r, xor in side] for side in sides]
+            self.step(acc, x.q + at, x.k + at, *exponents, decayed)
         self.keep(x, s if decayed else Int32(0), 2 * s if decayed else s, scores, acc)
 
-    def step(self, acc, q: Int32, k: Int32, own, anchor, sign, decayed: bool) -> None:
+    def exponent_rows(self, lane: Int32, block: Int32, s: Int32):
+        """Of the lane's two rows: which rows of L to subtract from which, each as (offset, permutation)."""
+        plus, minus = [], []
+        for h in range(2):
+            row = (lane >> 2) + 8 * h
+            anchor = (row & (-2 * s)) + s - 1
+            later = (row & s) != 0
+            for side, r in ((plus, select_(later, row, anchor)), (minus, select_(later, anchor, row))):
+                side.append(((block * BLOCK + r) * 256 + (lane & 3) * 8, (r & 3) << 5))
+        return plus, minus
+
+    def step(self, acc, q: Int32, k: Int32, upper, lower, decayed: bool) -> None:
         """Accumulate 16 channels."""
         sides = [list(ptx.ldmatrix(at)) for at in (q, k)]
         for r in range(4) if decayed else ():  # fragment register: row half r % 2, channel half r // 2
-            h, off = r % 2, (r // 2) * 32
-            mine, base = ptx.lds_vec(own[h], 2, off, Float32), ptx.lds_vec(anchor[h], 2, off, Float32)
-            f = [ptx.ex2((mine[j] - base[j]) * sign[h]) for j in range(2)]
+            h, other = r % 2, (r // 2) * 32
+            plus, minus = (ptx.lds_vec(at[h] ^ other, 2, 0, Float32) for at in (upper, lower))
+            f = [ptx.ex2(plus[j] - minus[j]) for j in range(2)]
             for side in sides:
                 low, high = ptx.unpack(side[r], self.pair)
                 side[r] = ptx.pack(low * f[0], high * f[1], self.pair)

@@ -156,8 +156,6 @@ class Operands:
                 norm_q, norm_k = (self.norm_of(x, side, blk * BLOCK + i4) for side in range(2))
             for i in range(i4, i4 + 4):
                 total = x.sums[i]
-                if self.dyadic:  # cheaper to load again than to hold through phase A1'
-                    total = ptx.lds_vec(x.local + (BLOCK * blk + i) * self.pitch + x.channel * 4, 2, 0, Float32)
                 here = base + ((x.lane >> 2) ^ (i & 7)) * 16
                 q, k = ptx.unpack(ptx.lds(here, i * ROW), pair), ptx.unpack(ptx.lds(here + to_k, i * ROW), pair)
                 if self.l2norm:

@@ -23,7 +23,7 @@ j <= m - 1 < i, and both 2^(L_i - L_m-1) and 2^(L_m-1 - L_j) are at most 1; off-
     load                         TMA (warp 0)                 q, k, v                   q, k, v tiles
     A1 gate, cumsum              thread = 2 channels x block  g (global)                L (registers), block totals
        row norms, beta           warp = block x (q or k)      q, k                      nrm, beta
-    (A1' dyadic diagonal)        warp = block x levels        q, k, L tile              scores in registers
+    (A1' dyadic diagonal)        warp = block x levels        q, k, L (over kD, v)      scores in registers; only now load v
     A2 operands                  thread = 2 channels x block  q, k                      qF over q, kF over k, kD; scales
                                                                                         qg, kg, gl to global memory
     B  scores                    warp = block pair            qF, kF, kD                Aqk; -L split in two bf16; L fp32
@@ -85,9 +85,10 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         self.groups = self.warps // 4
         self.tiles = (K + V) // 64
         self.operand = max(2, K // 64) * TILE  # bytes of the q and the kD tile; later two score tiles each
-        self.pitch = 4 * K + 32  # bytes of an L row: 8 rows x 4 lanes of 8 bytes without bank conflicts
-        shared = 2 * self.operand + self.tiles * TILE + 40 * K + (CHUNK * self.pitch if self.dyadic else 0) + 6400
-        self.ctas = min(2 if self.dyadic else 3, 233472 // shared) if ctas is None else ctas
+        # L in fp32 takes 16 KB for 64 channels: the kD tile, and for the others v's tiles or, where V = 64, its own
+        self.local = 2 * TILE if self.dyadic and K > 64 and V == 64 else 0
+        shared = 2 * self.operand + self.tiles * TILE + 40 * K + self.local + 6400
+        self.ctas = min(3, 233472 // shared) if ctas is None else ctas
         self.ahead = ahead
 
     # ---- host ------------------------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
             beta: small(CHUNK)
             dots: small(CHUNK)
             diagonal: small(4 * BLOCK * BLOCK)
-            local: small(CHUNK * self.pitch // 4 if self.dyadic else 1)
+            local: small(max(1, self.local // 4))
             barriers: cute.struct.MemRange[Int64, 2]
 
         self.storage = SharedStorage
@@ -246,11 +247,10 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
             cute.arch.mbarrier_init_fence()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(bar, 2 * CHUNK * K * 2)
-                cute.arch.mbarrier_arrive_and_expect_tx(bar + 1, CHUNK * self.V * 2)
             cute.copy(load_q.atom, load_q.gmem[None, chunk], load_q.smem[None, 0], tma_bar_ptr=bar)
             cute.copy(load_k.atom, load_k.gmem[None, chunk], load_k.smem[None, 0], tma_bar_ptr=bar)
-            for j in cutlass.range_constexpr(self.V // 64):
-                cute.copy(load_v.atom, load_v.gmem[None, j], load_v.smem[None, K // 64 + j], tma_bar_ptr=bar + 1)
+            if cutlass.const_expr(not self.dyadic):
+                self.load_values(load_v, bar + 1)
 
         half, blk = warp % (K // 64), warp // (K // 64)
         channel = half * 64 + 2 * lane
@@ -259,9 +259,11 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
             q=smem.q.data_ptr().toint(), kd=smem.kd.data_ptr().toint(), k=smem.kv.data_ptr().toint(),
             scales=smem.scales.data_ptr().toint(), totals=smem.totals.data_ptr().toint(),
             norms=smem.norms.data_ptr().toint(), beta=smem.beta.data_ptr().toint(), dots=smem.dots.data_ptr().toint(),
-            diagonal=smem.diagonal.data_ptr().toint(), local=smem.local.data_ptr().toint(), scale=scale,
-            stride=Int64(HV * K),
+            diagonal=smem.diagonal.data_ptr().toint(), scale=scale,
+            local=[smem.kd.data_ptr().toint(), smem.local.data_ptr().toint()], stride=Int64(HV * K),
         )  # fmt: skip
+        if cutlass.const_expr(not self.local):
+            x.local[1] = x.k + K // 64 * TILE
         token = Int64(b) * T + chunk * CHUNK
         element = ((token + BLOCK * blk) * HV + hv) * K + channel  # of this thread's first row in g, qg, kg
         x.element = element
@@ -275,8 +277,7 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         x.sums = self.cumulate(x, raw, self.gate_coefficients(x, a_log, dt_bias, hv, lower_bound))
         ptx.sts_vec(x.totals + (blk * K + channel) * 4, x.sums[BLOCK - 1])
         if cutlass.const_expr(self.dyadic):
-            for i in cutlass.range_constexpr(BLOCK):
-                ptx.sts_vec(x.local + (BLOCK * blk + i) * self.pitch + channel * 4, x.sums[i])
+            self.store_local(x)
         cute.arch.sync_threads()
         cute.arch.mbarrier_wait(bar, 0)
         if cutlass.const_expr(self.l2norm):
@@ -287,7 +288,11 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         cute.arch.sync_threads()
         if cutlass.const_expr(self.dyadic):
             scores = self.diagonal_scores(x)
+            x.sums = self.load_local(x)
+            cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_threads()
+            if warp == 0:
+                self.load_values(load_v, bar + 1)
 
         # -- A2 ------------------------------------------------------------------------------------------------------
         self.operands(x, qg, kg)
@@ -354,6 +359,13 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
                     cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
+    @cute.jit
+    def load_values(self, v, bar: cute.Pointer):
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(bar, CHUNK * self.V * 2)
+        for j in cutlass.range_constexpr(self.V // 64):
+            cute.copy(v.atom, v.gmem[None, j], v.smem[None, self.K // 64 + j], tma_bar_ptr=bar)
+
     # ---- F: w and u --------------------------------------------------------------------------------------------------
 
     def load_inverse(self, x) -> cute.Tensor:
@@ -363,7 +375,7 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         words = cute.recast_tensor(cute.make_tensor(a.iterator, cute.make_layout(32)), Int32)
         at = x.kd + TILE + ((lane & 7) + ((lane >> 4) & 1) * 8) * ROW + (((2 * block + ((lane >> 3) & 1)) ^ (lane & 7)) << 4)
         for kk in range(4):
-            regs = ptx.ldmatrix(at, kk * BLOCK * ROW, trans=True)
+            regs = ptx.ldmatrix(at + cutlass.min(block, kk) * (BLOCK * ROW), trans=True)  # nobody wrote those to the right
             for r in range(4):
                 words[4 * kk + r] = select_(block >= kk, regs[r], Int32(0))
         return a
