@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ladder import autotune, witness
+from ladder import autotune, tamper, witness
 from ladder import record as records
 from ladder.cells import draw, floor_ms, problem_of, seed_for
 from ladder.loader import LoadedRung, load
@@ -115,6 +115,7 @@ class Run:
         self.records: list[dict[str, Any]] = []
         self.paths: list[Path] = []
         self.failures: list[str] = []
+        self._trusted = tamper.snapshot()
         self._instances: dict[tuple[int, int], Callee] = {}
         self._loaded: dict[str, LoadedRung] = {}
         self.roles = [self._cast(rung) for rung in self.rungs]
@@ -181,12 +182,14 @@ class Run:
             except Exception as error:  # a callee's failure is its own row, not the run's end
                 callee.error = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ready = [c for c in self.callees if not c.error]
-        del expected, first_set
         with Telemetry(self.timer.device.index or 0) as self.telemetry:
             rounds = self._rounds(ready) if ready else 0
         for callee in ready:
-            if callee.must_agree and (reason := escaped_work(callee)):
-                callee.error = reason
+            if callee.must_agree:
+                callee.error = escaped_work(callee) or self._late_memory(callee, sets, first_set, expected)
+        if ready and (complaint := tamper.complaint(self._trusted)):
+            for callee in ready:
+                callee.error = f"no time counts here: a callee {complaint}"
         if self.options.stages:
             for role in self.roles:
                 if role.subject in ready:
@@ -227,6 +230,14 @@ class Run:
         finally:
             for name, t in tensors.items():
                 t.copy_(first_set.tensors[name])
+
+    def _late_memory(self, callee: Callee, sets: Sequence[Any], first_set: Any, expected: list[list[torch.Tensor]]) -> str:
+        """What a callee has begun to remember while it was timed, or ""."""
+        try:
+            self._remembers_nothing(callee, sets, first_set, expected[1])
+        except CalleeError as error:
+            return f"after the rounds, {error}"
+        return ""
 
     def _rounds(self, callees: list[Callee]) -> int:
         """Device time, then eager wall time, of all callees in every round, each round in a new random order."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernels.kda import hostile
 from ladder import record as records
 from ladder.cells import seed_for
-from ladder.checks import ALL, NAMES, NOTES, ORACLE
+from ladder.checks import ALL, GIVEN, NAMES, NOTES, ORACLE
 from ladder.diff import DiffError, notes_mismatch
 from ladder.judge import Judge
 from ladder.manifest import Cell, Ladder, ManifestError, Rung
@@ -36,6 +37,7 @@ class Options:
     time_limit_s: float = 600.0
     memory_limit: int = 48 << 30
     records_dir: Path | None = None
+    hostile: Sequence[str] = ()  # hostile cases to run instead of everything else
     jobs: int = 2  # rungs checked at once, where they do not share a GPU
 
 
@@ -61,6 +63,11 @@ class Run:
         self.rungs = [ladder.rung(n) for n in dict.fromkeys(numbers)]
         if unknown := [p for p in options.properties if p not in NAMES]:
             raise ManifestError(f"properties: given {', '.join(unknown)}, accepted: {', '.join(NAMES)}")
+        for text in options.hostile:
+            try:
+                hostile.parse(text)
+            except hostile.SpecError as error:
+                raise ManifestError(str(error)) from None
         if options.device == "cuda" and not torch.cuda.is_available():
             raise ManifestError("device: given cuda, but no GPU is visible; accepted: auto, cpu")
         self.cuda = torch.cuda.is_available() and options.device != "cpu"
@@ -95,7 +102,7 @@ class Run:
         return self.ladder.cells(gpu=gpu, cases=o.cases, regimes=o.regimes, forms=o.forms, every_regime=gpu)
 
     def _wanted(self, name: str) -> bool:
-        return not self.options.properties or name in self.options.properties
+        return not self.options.hostile and (not self.options.properties or name in self.options.properties)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -103,6 +110,8 @@ class Run:
         return self._notes + [row for seat in self.seats for row in seat.rows]
 
     def tasks(self, seat: Seat) -> list[Task]:
+        if self.options.hostile:
+            return [Task(GIVEN, specs=tuple(self.options.hostile))]
         cells = self._cells(seat.kind == "cuda") if self._wanted(ORACLE) else []
         return [Task(ORACLE, cell) for cell in cells] + [Task(name) for name in ALL if self._wanted(name)]
 
@@ -172,7 +181,7 @@ class Run:
         if seat.worker is None:
             probe = probe_cell(self._cells(seat.kind == "cuda"))
             assignment = Assignment(self.ladder.folder(seat.rung), seat.arch, seat.kind, self.options.seed, probe,
-                                    judge.folder.name)  # fmt: skip
+                                    judge.folder.name, seat.rung.replaces)  # fmt: skip
             seat.worker = Worker(assignment, self.options.time_limit_s, self.options.memory_limit)
         return seat.worker.run(task, self._judged(judge))
 
@@ -190,6 +199,8 @@ class Run:
             "outcome": outcome.outcome, "reason": outcome.reason, "case": cell.case.name if cell else None,
             "regime": cell.regime if cell else None, "form": cell.form if cell else None, "seed": self.options.seed,
         }  # fmt: skip
+        if outcome.cases:
+            row["hostile"] = outcome.cases
         with self._lock:
             rows.append(row)
             self._file(rung, row)

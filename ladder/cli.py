@@ -68,12 +68,13 @@ def check(
     seed: Seed = None, records: Records = None, as_json: Json = False, root: Root = None,
     time_limit: Annotated[float, typer.Option(help="seconds a rung may take for one property")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB of host memory a rung may use")] = 48.0,
+    hostile: Annotated[str, typer.Option(help="only these hostile cases (kernels/kda/hostile.py), separated by semicolons")] = "",
 ) -> None:  # fmt: skip
     """Decide every property of each rung against the exact oracle; what this machine cannot run is listed as not run."""
     raise typer.Exit(_check(_ladder(root), numbers, {
         "cases": _words(cases), "regimes": _words(regimes), "forms": _words(forms), "properties": _words(properties),
         "archs": _words(archs), "device": device, "time_limit_s": time_limit, "records_dir": records,
-        "memory_limit": int(memory_limit * 2**30)}, seed, as_json))  # fmt: skip
+        "memory_limit": int(memory_limit * 2**30), "hostile": tuple(s.strip() for s in hostile.split(";") if s.strip())}, seed, as_json))  # fmt: skip
 
 
 def _check(ladder: Any, numbers: list[int] | None, options: dict[str, Any], seed: int | None, as_json: bool) -> int:

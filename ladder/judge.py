@@ -81,15 +81,16 @@ class Judge:
 
     def reference(self, case: Any, regime: str, form: str, seed: int) -> Any:
         """The exact answer and its budgets (kernels.kda.budget.Reference)."""
-        from kernels.kda import budget, inputs, oracle
+        from kernels.kda import budget, hostile, inputs, oracle
 
         key = (case, regime, form, seed)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        call = inputs.make(case, regime, form, seed, self.device).call()
+        odd = regime == hostile.REGIME
+        call = (hostile.make(case.name, seed, self.device) if odd else inputs.make(case, regime, form, seed, self.device)).call()
         exact = oracle.recurrent(**call) if case.T <= RECURRENT_UP_TO else oracle.chunked(**call)
-        self._kept[key] = budget.reference(exact, **call)
+        self._kept[key] = budget.reference(exact, hostile.VOID_ABOVE if odd else budget.VOID_ABOVE, **call)
         self.computed += 1
         while len(self._kept) > 1 and sum(map(_size, self._kept.values())) > KEPT_BYTES[self.device.type]:
             self._kept.popitem(last=False)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 L2_EPS = 1e-6
 BLOCK = 16
+NO_DECAY_BELOW = -746.0  # nats: exp is 0 in fp64 from here on, so that a floor changes no decay but keeps sums finite
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def chunked(**call) -> tuple[torch.Tensor, torch.Tensor]:
     for start in range(0, x.q.shape[1], BLOCK):
         block = slice(start, start + BLOCK)
         q, k, v, g, beta = (t[:, block].transpose(1, 2) for t in (x.q, x.k, x.v, x.g, x.beta))  # [B,HV,C,...]
-        G = g.cumsum(2)
+        G = g.clamp_min(NO_DECAY_BELOW).cumsum(2)
         decay = pairwise_decay(G)
         Akk = torch.einsum("bhik,bhijk,bhjk->bhij", beta[..., None] * k, decay, k).tril(-1)
         Aqk = torch.einsum("bhik,bhijk,bhjk->bhij", q, decay, k)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ladder.checks import honesty, memory, streams, values
+from functools import partial
+
+from kernels.kda.hostile import FAMILIES
+from ladder.checks import honesty, hostile, malformed, memory, streams, values
 
 # Order: cheap explanations of a failure before expensive ones.
 ALL = {
@@ -19,8 +22,14 @@ ALL = {
     "memory flat": memory.memory_flat,
     "refusals": honesty.refusals,
     "global state": honesty.global_state,
+    "finished when returned": honesty.finished_when_returned,
+    "own code": honesty.own_code,
+    "patches nothing": honesty.patches_nothing,
     "kernels launched": honesty.kernels_launched,
+    "hostile: malformed calls": malformed.run,
+    **{f"hostile: {name}": partial(hostile.run, family=name) for name in FAMILIES},
 }
+GIVEN = "hostile: given"  # cases named by whoever asks
 ORACLE = "oracle"  # runs at every cell
 NOTES = "notes"  # needs no call
 NAMES = (NOTES, ORACLE, *ALL)

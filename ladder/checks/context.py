@@ -17,7 +17,11 @@ Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Failure(Exception):
-    """The property does not hold; the message says what is wrong."""
+    """The property does not hold; the message says what is wrong. cases: the tally of hostile cases, where there is one."""
+
+    def __init__(self, message: str, cases: dict[str, list[str]] | None = None) -> None:
+        super().__init__(message)
+        self.cases = cases
 
 
 class NotRun(Exception):
@@ -41,6 +45,9 @@ class Context:
     probe: Cell
     ask_judge: Callable[[Any, Outputs], str | None]
     launches: Callable[[], list[str]] | None = None
+    replaces: tuple[str, ...] = ()  # stages of fla's that the rung says it replaces
+    foreign: Callable[[], list[str]] = list  # other rungs' files that this process has opened
+    trusted: dict[str, dict[str, Any]] = field(default_factory=dict)  # ladder.tamper.snapshot from before the rung came
     exercised: set[tuple[str, bool]] = field(default_factory=set)
     _base: tuple[Any, Outputs] | None = None
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import time
+from contextlib import contextmanager
+
 import torch
 
-from ladder import witness
-from ladder.checks.context import Context, Failure, NotRun
+from ladder import tamper, witness
+from ladder.checks.context import Context, Failure, NotRun, same
 
+SETTLE_S = 0.2  # long enough for a thread that was left with the work to be done with it
+FLA_KERNELS = {  # stage -> how the names of fla's kernels for it begin
+    "normalise": ("l2norm_fwd", "fused_beta_sigmoid"), "gate": ("cumsum", "kda_gate"),
+    "intra": ("chunk_kda_fwd_kernel_intra", "chunk_kda_fwd_kernel_inter"), "wu": ("recompute_w_u",),
+    "scan": ("chunk_gated_delta_rule_fwd",), "output": ("chunk_gla_fwd",),
+}  # fmt: skip
 GATES = (("prod", "strong"), ("prod", "init"), ("pre", "strong"), ("pre", "init"))  # every gate path of every form
 
 
@@ -63,14 +74,64 @@ def refusals(ctx: Context) -> None:
 
 
 def global_state(ctx: Context) -> None:
-    """A call changes no global setting of torch: TF32, determinism, default dtype, current device, current stream."""
+    """A call changes no global setting: TF32, determinism, default dtype, autograd, environment, current device, stream."""
     inputs = ctx.draw("globals")
     ctx.supported(inputs)
-    before = _settings(ctx)
-    ctx.call(inputs)
-    for name, value in _settings(ctx).items():
-        if value != before[name]:
-            raise Failure(f"changes {name} from {before[name]} to {value}")
+    for turned in (False, True):  # a rung that sets what is set already shows at the other value
+        with _turned(turned):
+            before = _settings(ctx)
+            try:
+                ctx.rung.chunk_kda(**inputs.call())  # with autograd as the caller has it
+                after = _settings(ctx)
+            finally:
+                torch.set_grad_enabled(True)
+        for name, value in after.items():
+            if value != before.get(name):
+                raise Failure(f"changes {name} from {before.get(name)} to {value}")
+
+
+@contextmanager
+def _turned(turned: bool):
+    """Settings of torch that a rung might touch, all at their usual or all at their other value."""
+    deterministic = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    benchmark, fill = torch.backends.cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory
+    if turned:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = not benchmark
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        torch.backends.cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory = benchmark, fill
+
+
+def finished_when_returned(ctx: Context) -> None:
+    """Without a GPU, what a call returns is whole at that moment: no thread goes on writing it (`second stream` on a GPU)."""
+    if ctx.kind == "cuda":
+        raise NotRun("on a GPU a call returns before its kernels have run; `second stream` sees work elsewhere")
+    inputs = ctx.draw("finished")
+    ctx.supported(inputs)
+    outputs = ctx.call(inputs)
+    kept = tuple(None if t is None else t.clone() for t in outputs)
+    time.sleep(SETTLE_S)
+    same("after the call returned (something goes on writing it in the background)", outputs, kept)
+
+
+def own_code(ctx: Context) -> None:
+    """The rung runs no other rung's code, and keeps no kernel of fla's stages that it says it replaces."""
+    ctx.base()
+    if files := ctx.foreign():
+        raise Failure(f"runs code of another rung: opened {', '.join(files[:3])}")
+    for stage in ctx.replaces:
+        if kept := [k for k in ctx.rung.kernels if k.startswith(FLA_KERNELS.get(stage, "\0"))]:
+            raise Failure(f"says it replaces the stage {stage}, but launches fla's {', '.join(kept)}")
+
+
+def patches_nothing(ctx: Context) -> None:
+    """Neither its import nor a call replaces a function of the runner, of torch or of the clock."""
+    ctx.base()
+    if complaint := tamper.complaint(ctx.trusted):
+        raise Failure(complaint)
 
 
 def _settings(ctx: Context) -> dict[str, object]:
@@ -84,6 +145,9 @@ def _settings(ctx: Context) -> dict[str, object]:
         "grad mode": torch.is_grad_enabled(),
         "the number of threads": torch.get_num_threads(),
         "the default random state": torch.random.get_rng_state().sum().item(),
+        "deterministic algorithms' filling of fresh memory": torch.utils.deterministic.fill_uninitialized_memory,
+        "garbage collection": gc.isenabled(),
+        **{f"the environment variable {name}": value for name, value in os.environ.items()},
     }
     if ctx.kind == "cuda":
         out["the current device"] = torch.cuda.current_device()

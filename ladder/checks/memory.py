@@ -10,6 +10,8 @@ import torch
 from ladder.checks.context import Context, Failure, NotRun, Outputs, same
 
 LEAK_CALLS = 100
+LATER_CALLS = 8  # outputs that live at once: more than any ring of buffers is likely to hold
+WARM_CALLS = 40  # more than a bench's rounds, so that what a rung starts to remember when it is warm shows
 HOST_SLACK = 32 << 20  # growth of the resident set that an allocator may show without a leak
 
 
@@ -35,6 +37,9 @@ def first_output_survives(ctx: Context) -> None:
             raise Failure(f"{name}: both calls returned the same buffer, so the second call overwrote the first call's output")
     same("of the first call, after a second call", first, kept)
     ctx.judged(two, second, "second call")
+    later = [ctx.call(two) for _ in range(0 if ctx.slow else LATER_CALLS)]
+    ctx.synchronize()
+    same(f"of the first call, after {len(later) + 1} more calls (a buffer is used again)", first, kept)
 
 
 def reused_input_memory(ctx: Context) -> None:
@@ -42,6 +47,8 @@ def reused_input_memory(ctx: Context) -> None:
     inputs, other = ctx.draw("memory"), ctx.draw("memory, new values")
     ctx.supported(inputs)
     before = _clone(ctx.call(inputs))
+    for _ in range(0 if ctx.slow else WARM_CALLS):
+        ctx.call(inputs)
     for name, t in inputs.tensors.items():
         t.copy_(other.tensors[name])
     outputs = ctx.call(inputs)
