@@ -129,6 +129,7 @@ class Machine(binding.Operands):
         self.shared = WindowMemory("shared memory", self.batch, self.shared_size)
         self.local = WindowMemory("local memory", self.lanes, kernel.local_size) if kernel.local_size else None
         self.inflight = InFlight(kernel)
+        self.strict_waits, self.early_uses = True, set()  # see launch.Device
         self.units = {}  # state of asynchronous units, made by their handlers
         self._module_buffers = {}
         self._special = {}

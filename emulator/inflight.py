@@ -14,7 +14,10 @@ import numpy as np
 from . import ptx
 from .errors import ProtocolError
 
-FENCE = "wgmma.fence"
+_ARITHMETIC = frozenset(
+    "add sub mul mad fma div rem min max abs neg rcp sqrt rsqrt ex2 lg2 sin cos tanh copysign cvt selp slct setp set "
+    "and or xor not cnot lop3 shl shr shf bfe bfi bfind bmsk brev popc clz prmt".split()
+)
 
 
 def registers(op):
@@ -39,6 +42,8 @@ class InFlight:
         self.names = kernel.registers
         self.tracked, self.operands = set(), set()
         moves = []
+        # no side effect orders register arithmetic against tcgen05.wait::ld, so compilers move it; wgmma's they leave
+        self.follow_all = any(i.opcode.startswith("tcgen05.ld") for i in kernel.code)
         for ins in kernel.code:
             if ins.opcode.startswith("tcgen05.ld"):
                 self.tracked.update(registers(ins.operands[0]))
@@ -46,8 +51,8 @@ class InFlight:
                 regs = registers(ins.operands[0]) + registers(ins.operands[1]) * isinstance(ins.operands[1], ptx.Vec)
                 self.tracked.update(regs)
                 self.operands.update(regs)
-            elif ins.opcode.startswith("mov."):
-                moves.append((registers(ins.operands[0]), registers(ins.operands[1])))
+            elif self.follows(ins):
+                moves.append((registers(ins.operands[0]), [i for op in ins.operands[1:] for i in registers(op)]))
         again = bool(self.tracked)
         while again:
             again = False
@@ -56,6 +61,11 @@ class InFlight:
                     self.tracked.update(dst)
                     again = True
         self.busy, self.lent, self.dirty = {}, {}, {}
+
+    def follows(self, ins):
+        """Does this instruction pass the state of its sources on to its destination, instead of needing them now?"""
+        name = ins.opcode.split(".")[0]
+        return name == "mov" or (self.follow_all and name in _ARITHMETIC)
 
     def reset(self, warps):
         self.busy.clear()
@@ -98,7 +108,7 @@ class InFlight:
         used = [i for op in ins.operands for i in registers(op) if i in self.tracked]
         if not used or ins.opcode.startswith(("wgmma.", "tcgen05.ld")):
             return run
-        if ins.opcode.startswith("mov."):
+        if self.follows(ins):
             return self._guard_move(m, ins, run)
         stores = ins.opcode.startswith(("st", "red", "tcgen05", "cp", "bra"))
         written = [] if stores else [i for i in registers(ins.operands[0]) if i in self.operands]
@@ -106,7 +116,12 @@ class InFlight:
         def guarded(f):
             if self.busy:
                 i = self.touched(used, f.warps)
-                if i is not None:
+                if i is not None and not m.strict_waits and self.follow_all:
+                    m.early_uses.add(f.pc)
+                    for i in used:
+                        if self.touched([i], f.warps) is not None:
+                            m.force(i, f)
+                elif i is not None:
                     raise ProtocolError(
                         f"register {self.name(i)} belongs to an asynchronous operation that this warp has not waited "
                         "for (tcgen05.wait::ld or wgmma.wait_group is missing)"
@@ -119,7 +134,8 @@ class InFlight:
         return guarded
 
     def _guard_move(self, m, ins, run):
-        src, dst = registers(ins.operands[1]), registers(ins.operands[0])
+        src = [i for op in ins.operands[1:] for i in registers(op) if i in self.tracked]
+        dst = registers(ins.operands[0])
 
         def moved(f):
             self.check_lent(dst, f)

@@ -76,6 +76,9 @@ class Device:
     arch    "sm_90a", "sm_100a" or "sm_103a"
     seed    None for the fixed lockstep schedule, or an int: every warp on its own, in a random (repeatable) order
     watch   an emulator.watch.Watch, told of every memory access and synchronisation event
+    strict_waits  True: using a result of tcgen05.ld before tcgen05.wait::ld is an error. False (for code whose compiler
+            leaves that to the assembler's register tracking, as Triton 3.9 does): the load happens at the first use,
+            and `stats` lists the PTX lines under "early_uses"
     stats   list of one dict per launch: kernel name, grid, block, warp instructions executed by opcode
     """
 
@@ -85,6 +88,7 @@ class Device:
         self.arch, self.seed, self.watch = arch, seed, watch
         self.memory = GlobalMemory()
         self.stats = []
+        self.strict_waits = True
         self.on_launch = None  # called with (kernel name, grid, memory) before each Triton launch
 
     def launch(self, text, kernel, grid, block, smem, params, cluster=(1, 1, 1), memory=None):
@@ -110,6 +114,7 @@ class Device:
             self.watch,
             triple(cluster),
         )
+        machine.strict_waits = self.strict_waits
         machine.run()
         self.stats.append(_statistics(machine))
         return machine
@@ -125,6 +130,7 @@ def _statistics(machine):
         "grid": machine.grid,
         "block": machine.block,
         "shared": machine.shared_size,
+        "early_uses": sorted(machine.kernel.code[pc].line for pc in machine.early_uses),
         "warp_instructions": sum(machine.counts),
         "by_opcode": by_opcode,
     }

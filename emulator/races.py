@@ -59,7 +59,7 @@ class _Shadow:
 class _Barrier:
     def __init__(self):
         self.pending, self.done, self.phase, self.waiting = _Clock(), _Clock(), 0, []
-        self.init, self.fenced = None, False  # (agent, its clock, PTX index) of mbarrier.init; visible to async operations
+        self.init = None  # (agent, its clock, PTX index) of mbarrier.init
 
 
 class _Cta:
@@ -176,8 +176,11 @@ class Races(Watch):
         index, cta, space, agent, pc = where
         if (what, pc, earlier) in self.findings:
             return
-        place = f"shared address 0x{cell * GRANULE:x}" if space == "shared" else \
-            f"tensor memory lane {cell // 512}, column {cell % 512}"
+        place = (
+            f"shared address 0x{cell * GRANULE:x}"
+            if space == "shared"
+            else f"tensor memory lane {cell // 512}, column {cell % 512}"
+        )
         text = f"{what}: kernel {self.m.kernel.name}, CTA {self.m.cta_name(index)}, {place}: {cta.names[agent]} at {self._place(pc)}"
         if other is not None:
             text += f"; not ordered after {cta.names[other]} at {self._place(earlier)}"
@@ -255,18 +258,12 @@ class Races(Watch):
                         clock.gen[local] += 1
 
     def _initialised(self, machine, f, cta, state, b, offset):
-        """The use of an mbarrier must come after its mbarrier.init, for asynchronous operations through a fence as well."""
+        """The use of an mbarrier must come after its mbarrier.init."""
         if b.init is None:
             return
         agent, number, pc = b.init
         if f is None:
-            op = machine.performing
-            stream, _, clock = op.order[cta]
-            if not b.fenced:
-                what = "an asynchronous operation signals an mbarrier without fence.mbarrier_init after its mbarrier.init"
-                where = (cta, state, "shared", stream, op.pc)
-                self._found(what, where, offset // GRANULE, agent, pc)
-            return
+            return  # fence.mbarrier_init matters to other CTAs of a cluster only
         for index, _, local, clock in self._warps(f):
             if index == cta and local != agent and clock.gen[agent] < number:
                 where = (cta, state, "shared", local, f.pc)
@@ -274,11 +271,7 @@ class Races(Watch):
 
     def fence(self, machine, f, ins, modifiers):
         proxy = "proxy" in modifiers and any(x.startswith("async") for x in modifiers)
-        if proxy or "mbarrier_init" in modifiers:
-            for _, cta, local, clock in self._warps(f):
-                for b in cta.mbarriers.values():
-                    b.fenced = b.fenced or (b.init is not None and clock.gen[b.init[0]] >= b.init[1])
-        if "proxy" in modifiers and any(x.startswith("async") for x in modifiers):
+        if proxy:
             for _, _, local, clock in self._warps(f):
                 np.maximum(clock.asy, clock.gen, out=clock.asy)
                 clock.gen[local] += 1
@@ -290,7 +283,7 @@ class Races(Watch):
                 key, number = ("wgmma", local // 4), int(machine.units["wgmma"].next[w]) - ins.operands[0].value
             elif what.startswith("bulk"):
                 key = ("store", local)
-                number = int(machine.units["bulk"][32 * w:32 * w + 32].max()) - ins.operands[0].value
+                number = int(machine.units["bulk"][32 * w : 32 * w + 32].max()) - ins.operands[0].value
             else:
                 key = (what, local)
                 number = cta.issued.get(cta.ids.get(key), 0)

@@ -145,6 +145,18 @@ class _Launcher:
         kernel = decode(self.ptx()).kernels[md.name]
         if self.device.on_launch:
             self.device.on_launch(md.name, (gx, gy, gz), memory)
+        device = self.device
+        strict, device.strict_waits = (
+            device.strict_waits,
+            False,
+        )  # Triton 3.9 uses tcgen05.ld results without their wait
+        try:
+            self._launch(kernel, values, memory, gx, gy, gz)
+        finally:
+            device.strict_waits = strict
+
+    def _launch(self, kernel, values, memory, gx, gy, gz):
+        md = self.metadata
         self.device.launch(
             self.ptx(),
             md.name,

@@ -126,8 +126,7 @@ def test_setp_float_and_combination():
         got = lanes(f"setp.{op}.f32 %p1, x0, x1; selp.b32 y0, 1, 0, %p1;", [a, b], [np.uint32])
         assert got.tolist() == [int(fn(float(x), float(y))) for x, y in zip(a, b)], op
     got = lanes(
-        "setp.eq.u32 %p2, %t, 3; setp.lt.and.f32 %p1|%p3, x0, x1, !%p2;"
-        "selp.b32 y0, 1, 0, %p1; selp.b32 y1, 1, 0, %p3;",
+        "setp.eq.u32 %p2, %t, 3; setp.lt.and.f32 %p1|%p3, x0, x1, !%p2;selp.b32 y0, 1, 0, %p1; selp.b32 y1, 1, 0, %p3;",
         [a, b],
         [np.uint32, np.uint32],
     )
