@@ -275,8 +275,8 @@ class Machine(binding.Operands):
         for op in self.pending:
             if op.unfinished:
                 raise ProtocolError(
-                    "the CTA ended while an asynchronous operation that uses its shared or tensor memory or its registers "
-                    "was still outstanding (a wait is missing)",
+                    "the CTA ended while an asynchronous operation that uses its shared or tensor memory or its "
+                    "registers was still outstanding (a wait is missing)",
                     op.where,
                 )
         while self.pending:
@@ -446,8 +446,9 @@ class Machine(binding.Operands):
     # ---- asynchronous operations ---------------------------------------------------------------------------------
 
     def submit(self, operation):
-        """Queue an asynchronous operation: an object with `unfinished` (must it be over before its CTA ends?), `queue` (operations of one queue stay in order; None =
-        free) and `perform()`. It is performed later, when the scheduler chooses."""
+        """Queue an asynchronous operation: an object with `unfinished` (must it be over before its CTA ends?),
+        `queue` (operations of one queue stay in order; None = free) and `perform()`. It is performed later, when the
+        scheduler chooses."""
         self.pending.append(operation)
 
     def force(self, register, f):

@@ -181,7 +181,8 @@ class Races(Watch):
             if space == "shared"
             else f"tensor memory lane {cell // 512}, column {cell % 512}"
         )
-        text = f"{what}: kernel {self.m.kernel.name}, CTA {self.m.cta_name(index)}, {place}: {cta.names[agent]} at {self._place(pc)}"
+        text = f"{what}: kernel {self.m.kernel.name}, CTA {self.m.cta_name(index)}, {place}: "
+        text += f"{cta.names[agent]} at {self._place(pc)}"
         if other is not None:
             text += f"; not ordered after {cta.names[other]} at {self._place(earlier)}"
         self.findings[what, pc, earlier] = text
