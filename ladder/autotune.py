@@ -2,7 +2,8 @@
 
 They are kept in fla's own format (fla.ops.utils.cache: one JSON file per kernel, keyed by the autotuner's key) under
 kernels/kda/autotuned/<GPU>/, and fla reads them when FLA_CACHE_MODE and FLA_CONFIG_DIR, its own variables, say so
-before it is imported: the exact key if it is recorded, else the first that differs in sizes only. A kernel of which nothing is
+before it is imported: the exact key if it is recorded, else the first that differs in sizes only, else (another dtype) the first of
+all. A kernel of which nothing is
 recorded is autotuned as ever; `save` adds its choice to the files.
 """
 
@@ -31,7 +32,7 @@ def use_recorded(gpu: str) -> None:
     """Make fla take the recorded choices for `gpu`; must come before fla is imported. Does nothing where the caller's
     environment has chosen already or nothing is recorded."""
     if folder(gpu).is_dir() and "FLA_CACHE_MODE" not in os.environ:
-        os.environ["FLA_CACHE_MODE"] = "fuzzy"  # exact key first, else the nearest in kind: H and V are in the keys
+        os.environ["FLA_CACHE_MODE"] = "full"  # exact key, else one that differs in sizes, else the default
         os.environ["FLA_CONFIG_DIR"] = str(folder(gpu))
 
 
