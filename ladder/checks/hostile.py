@@ -20,6 +20,7 @@ from ladder.cells import problem_of, seed_for
 from ladder.checks.context import Context, Failure, first_difference
 
 PASSED, REFUSED, INHERITED, FAILED = KINDS = ("passed", "refused", "inherited", "failed")
+SHOWN = 4  # failures told in full
 CUTS = (1, 16, 63, 64, 65, 127, 130)
 PER_TOKEN = ("q", "k", "v", "g", "beta")
 FLA = {"gate": ("cumsum",), "intra": ("chunk_kda_fwd_kernel_i",)}  # stage -> its kernels in fla
@@ -48,7 +49,8 @@ def told(tally: Tally) -> str:
     """The tally in words: the failures themselves, else how many cases went which way and what was inherited."""
     if tally[FAILED]:
         many = len(tally[FAILED])
-        return f"{many} of {sum(map(len, tally.values()))} hostile cases fail; first `{tally[FAILED][0]}`"
+        shown = "; ".join(f"`{line[:300]}`" for line in tally[FAILED][:SHOWN])
+        return f"{many} of {sum(map(len, tally.values()))} hostile cases fail: {shown}{'; ...' if many > SHOWN else ''}"
     counts = ", ".join(f"{len(lines)} {kind}" for kind, lines in tally.items() if lines)
     return "; ".join([counts, *(f"inherited `{line}`" for line in tally[INHERITED])])
 
@@ -67,6 +69,9 @@ def _case(ctx: Context, spec: Spec) -> tuple[str, str]:
         return _refused(ctx, inputs, refusal, launched)
     except Failure as failure:
         return _inherited(ctx, spec, inputs, str(failure))
+    except Exception as error:
+        ctx.synchronize()  # raises in turn where the device is lost
+        return FAILED, f"raised {type(error).__name__}: {' '.join(str(error).split())}"
     return PASSED, ""
 
 

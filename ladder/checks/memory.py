@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+from dataclasses import replace
 
 import torch
 
+from _common.cache import CallCache
 from ladder.checks.context import Context, Failure, NotRun, Outputs, same
 
 LEAK_CALLS = 100
+SHAPES = 1000
 LATER_CALLS = 8  # outputs that live at once: more than any ring of buffers is likely to hold
 WARM_CALLS = 40  # more than a bench's rounds, so that what a rung starts to remember when it is warm shows
 HOST_SLACK = 32 << 20  # growth of the resident set that an allocator may show without a leak
@@ -64,10 +67,7 @@ def memory_flat(ctx: Context) -> None:
     inputs = ctx.base()[0]
 
     def settle() -> tuple[int, int]:
-        ctx.synchronize()
-        gc.collect()
-        device = torch.cuda.memory_allocated(ctx.device) if ctx.kind == "cuda" else 0
-        return device, _resident()
+        return _allocated(ctx), _resident()
 
     for _ in range(10):
         ctx.call(inputs)
@@ -79,6 +79,42 @@ def memory_flat(ctx: Context) -> None:
         raise Failure(f"leaks {(device_after - device) / LEAK_CALLS:.0f} bytes of device memory a call")
     if host_after - host > HOST_SLACK:
         raise Failure(f"leaks {(host_after - host) / LEAK_CALLS / 2**20:.2f} MiB of host memory a call")
+
+
+def many_shapes(ctx: Context) -> None:
+    """1,000 shapes, dtypes and forms in turn: some answers judged, call caches bounded, memory as it was half way."""
+    if ctx.slow:
+        raise NotRun(f"{SHAPES} calls take minutes under the emulator")
+    case, count = ctx.probe.case, SHAPES if ctx.kind == "cuda" else SHAPES // 10
+    cells = [ctx.probe._replace(form=form, case=replace(case, B=1, T=T, dtype=dtype))
+             for T in range(1, count // 4 + 1) for dtype in ("bfloat16", "float16") for form in ("pre", "prod")]  # fmt: skip
+    ran, half_way = 0, 0
+    for n, cell in enumerate(cells):
+        inputs = ctx.draw("shapes", cell=cell)
+        try:
+            ctx.supported(inputs)
+        except NotRun:
+            continue
+        outputs = ctx.call(inputs)
+        if n % (count // 10) == 0:
+            ctx.judged(inputs, outputs, f"shape {n + 1} of {count} in turn (T={cell.case.T}, {cell.case.dtype}, form {cell.form})")
+        del inputs, outputs
+        ran += 1
+        if ran == count // 2:
+            half_way = _allocated(ctx)
+    if not ran:
+        raise NotRun("the rung declines every shape")
+    if (grown := _allocated(ctx) - half_way) > 0:
+        raise Failure(f"holds {grown} bytes more after {ran} shapes than after half of them")
+    for name, cache in vars(ctx.rung.module).items():
+        if isinstance(cache, CallCache) and len(cache) > cache.limit:
+            raise Failure(f"{name} holds {len(cache)} calls, accepted: {cache.limit}")
+
+
+def _allocated(ctx: Context) -> int:
+    ctx.synchronize()
+    gc.collect()
+    return torch.cuda.memory_allocated(ctx.device) if ctx.kind == "cuda" else 0
 
 
 def _resident() -> int:

@@ -1,11 +1,15 @@
-"""Properties of streams and CUDA graphs."""
+"""Properties of streams, threads and CUDA graphs."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import torch
 
-from ladder.checks.context import Context, Failure, same
+from ladder.checks.context import Context, Failure, NotRun, Outputs, same
 
+OVERLAPPED = 20  # calls of each of two at once
 BUSY_CYCLES = 200_000_000  # a tenth of a second at 2 GHz: longer than any wrong launch takes to overtake
 
 
@@ -31,6 +35,59 @@ def second_stream(ctx: Context) -> None:
         raise Failure("waits for the device inside the call, which cannot be captured or overlapped")
     same("on a second stream, against the default stream (work was launched elsewhere?)", copies, warm)
     ctx.judged(values, copies, "on a second stream")
+
+
+def two_streams(ctx: Context) -> None:
+    """Calls that overlap on two streams share no scratch: each gives the bits that it gives alone."""
+    ctx.needs_gpu("streams")
+    inputs = [ctx.draw("streams", n) for n in range(2)]
+    ctx.supported(inputs[0])
+    alone = [ctx.call(x) for x in inputs]
+    ctx.synchronize()
+    streams = [torch.cuda.Stream(ctx.device) for _ in inputs]
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(BUSY_CYCLES // 10)  # both queues are full before either begins
+    together: list[list[Outputs]] = [[], []]
+    for _ in range(OVERLAPPED):
+        for x, stream, out in zip(inputs, streams, together):
+            with torch.cuda.stream(stream):
+                out.append(ctx.call(x))
+    ctx.synchronize()
+    for n, (outs, before) in enumerate(zip(together, alone)):
+        for out in outs:
+            same(f"on stream {n + 1} of two at once, against a call alone", out, before)
+
+
+def two_threads(ctx: Context) -> None:
+    """Calls from two threads at once, each on a stream of its own, give the bits that each gives alone."""
+    if ctx.slow:
+        raise NotRun("the emulator runs one call at a time")
+    inputs = [ctx.draw("threads", n) for n in range(2)]
+    ctx.supported(inputs[0])
+    alone = [ctx.call(x) for x in inputs]
+    ctx.synchronize()
+    errors: list[BaseException] = []
+
+    def work(n: int) -> None:
+        stream = torch.cuda.stream(torch.cuda.Stream(ctx.device)) if ctx.kind == "cuda" else contextlib.nullcontext()
+        try:
+            with stream:
+                for _ in range(OVERLAPPED):
+                    out = ctx.call(inputs[n])
+                    if ctx.kind == "cuda":
+                        torch.cuda.current_stream(ctx.device).synchronize()
+                    same(f"in thread {n + 1} of two at once, against a call alone", out, alone[n])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0] if isinstance(errors[0], Failure) else Failure(f"two threads at once: {type(errors[0]).__name__}: {errors[0]}")
 
 
 def graph(ctx: Context) -> None:
