@@ -1,11 +1,12 @@
 """Scores of the 16 x 16 diagonal blocks where no bound on the gate is known (prep_sm90.py, phase A1').
 
-A pair (i, j), i > j, parts at level s, the highest bit in which i and j differ. With m the first row of i's half at that
-level, its decay 2^(L_i - L_j) is the product of 2^(L_i - L_{m-1}) and 2^(L_{m-1} - L_j), both at most 1: one factor
-per row, level and channel. A level's product is taken over the whole block and kept where pairs part at that level.
+A pair (i, j), i > j, parts at level s, the highest bit in which i and j differ. With m the first row of i's half at
+that level, its decay 2^(L_i - L_j) is the product of 2^(L_i - L_{m-1}) and 2^(L_{m-1} - L_j), both at most 1: one
+factor per row, level and channel. A level's product is taken over the whole block and kept where pairs part at that
+level.
 
-L in shared memory: fp32, 256-byte rows of 64 channels, the 32-byte groups of row r permuted by xor with r % 4, so that the
-four rows x four lanes of an 8-byte fragment read meet in no bank.
+L in shared memory: fp32, 256-byte rows of 64 channels, the 32-byte groups of row r permuted by xor with r % 4, so that
+the four rows x four lanes of an 8-byte fragment read meet in no bank.
 """
 
 from __future__ import annotations

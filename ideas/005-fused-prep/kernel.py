@@ -1,7 +1,7 @@
 """Rung 005: one kernel prepares the chunks, from the raw inputs.
 
-It reads q, k, v, gate and beta once and writes what the state kernel reads, once, in the io dtype; the chunk's decay goes
-over as one fp32 row per chunk. Equations: kernels/kda/ALGORITHM.md; phases: prep_sm90.py.
+It reads q, k, v, gate and beta once and writes what the state kernel reads, once, in the io dtype; the chunk's decay
+goes over as one fp32 row per chunk. Equations: kernels/kda/ALGORITHM.md; phases: prep_sm90.py.
 
 | stage | kernels   | leaves                                                                     |
 |-------|-----------|----------------------------------------------------------------------------|
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from _common import target
-from _common.cache import CallCache, Plan, Spec
+from _common.cache import ALIGNMENT, CallCache, Plan, Spec
 from _common.cute import Unit
 from kernels.kda.contract import CHUNK, Problem, Stage, kda_op
 
@@ -69,11 +69,12 @@ def unsupported(p: Problem) -> str | None:
 
 def prep(p: Problem, x: dict) -> dict:
     """Everything up to the state scan, in one kernel."""
-    operands = tuple(_contiguous(x[name]) for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias"))
+    operands = tuple(_dense(x[name]) for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias"))
     if operands[6] is not None:
         operands = (*operands[:6], operands[6].view(-1))
     where = target.current()
-    plan = CALLS.plan(operands, ("prep", where, p.gate, p.safe_gate, p.l2norm, p.beta_sigmoid), partial(plan_prep, where, p))
+    options = ("prep", where, p.gate, p.safe_gate, p.l2norm, p.beta_sigmoid)
+    plan = CALLS.plan(operands, options, partial(plan_prep, where, p))
     qg, kg, w, u, Aqk, gl = outputs = plan.allocate(p.device)
     plan.run(*operands, *outputs, p.scale, p.lower_bound or 0.0)
     return {"qg": qg, "kg": kg, "w": w, "u": u, "Aqk": Aqk, "gl": gl}
@@ -83,16 +84,17 @@ def plan_prep(where: target.Target, p: Problem) -> Plan:
     def name(tensor: str) -> str:
         return str(p.dtypes[tensor]).removeprefix("torch.")
 
-    run = where.load(prep_unit(where.arch, K=p.K, V=p.V, dtype=name("q"), gate=p.gate, bounded=p.safe_gate, l2norm=p.l2norm,
-                               beta_sigmoid=p.beta_sigmoid, g_dtype=name("g"), beta_dtype=name("beta"),
-                               dt_bias="dt_bias" in p.dtypes))  # fmt: skip
+    params = {"K": p.K, "V": p.V, "dtype": name("q"), "gate": p.gate, "bounded": p.safe_gate, "l2norm": p.l2norm,
+              "beta_sigmoid": p.beta_sigmoid, "g_dtype": name("g"), "beta_dtype": name("beta"),
+              "dt_bias": "dt_bias" in p.dtypes}  # fmt: skip
+    run = where.load(prep_unit(where.arch, **params))
     keys, values, scores = (Spec((p.B, p.T, p.HV, n), p.io_dtype) for n in (p.K, p.V, CHUNK))
     return Plan(run, (keys, keys, keys, values, scores, Spec((p.B, p.NT, p.HV, p.K), torch.float32)))
 
 
 def state(p: Problem, x: dict) -> dict:
     """Scan and output in one kernel."""
-    operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["gl"], _contiguous(x["initial_state"]))
+    operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["gl"], _dense(x["initial_state"]))
     where = target.current()
     plan = CALLS.plan(operands, ("state", where), partial(plan_state, where, p))
     o, final_state = plan.allocate(p.device)
@@ -105,8 +107,11 @@ def plan_state(where: target.Target, p: Problem) -> Plan:
     return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
 
 
-def _contiguous(t: torch.Tensor | None) -> torch.Tensor | None:
-    return None if t is None else t.contiguous()
+def _dense(t: torch.Tensor | None) -> torch.Tensor | None:
+    """t as TMA wants it: row-major and on 16 bytes, copied where it is not."""
+    if t is None or (t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0):
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 STAGES = (Stage("prep", ("kda_prep",), prep), Stage("state", ("kda_state",), state))

@@ -48,15 +48,6 @@ class Operands:
             out = select_(out < FLOOR, Float32(FLOOR), out)
         return out
 
-    def prefetch(self, x, tensor: cute.Tensor, token: Int64, live: Int32, head: Int32, bytes: int) -> None:
-        """64 rows from `token`, as far as `live` says that they exist, of one head on their way to L2."""
-        lines = bytes // 128
-        start = tensor.iterator.toint() + (token * tensor.shape[2] + head) * bytes
-        for n in range(CHUNK * lines // self.threads):
-            at = x.tid + n * self.threads
-            row = at // lines
-            ptx.prefetch_if(live - row, 0, start + Int64(row) * tensor.shape[2] * bytes + (at % lines) * 128)
-
     def fetch_gate(self, x, address):
         """The gate's words of this thread's two channels and 16 rows, zeros past T."""
         raw = []
@@ -145,7 +136,8 @@ class Operands:
             tail = [[ptx.ex2(x.decay[j] - following[j]) for j in range(2)]]
         else:
             shift = [anchor[j] - mine[j] for j in range(2)]
-            tail = [[ptx.ex2(following[j] - anchor[j]) for j in range(2)], [ptx.ex2(x.decay[j] - following[j]) for j in range(2)]]
+            steps = (anchor, following), (following, x.decay)
+            tail = [[ptx.ex2(to[j] - at[j]) for j in range(2)] for at, to in steps]
         rise = [mine[j] - anchor[j] for j in range(2)]
 
         base = x.q + (x.channel // 64) * TILE + blk * (BLOCK * ROW) + (x.lane & 3) * 4

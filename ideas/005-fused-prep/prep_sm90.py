@@ -7,26 +7,26 @@ One CTA takes one chunk of C = 64 tokens of one value head. Rows form four block
     qF      q 2^(G - N_b)            kF  k 2^(G - N_b)           at most 1, rounded to io once
     kD      k 2^(N_b - G)            bounded gates: at most 2^117, so bf16 only
     kE      k 2^(N_b+1 - G)          other gates and fp16: at most 2
-    Aqk     scale (qF_i . kD_j 2^(N_a - N_b))        i in block a, j in block b <= a, j <= i
+    Aqk     scale (qF_i . kD_j 2^(N_a - N_b))        i in block a, j in block b <= a, j < i; scale (q_i . k_i) for j = i
     L_ij    beta_i (kF_i . kD_j 2^(N_a - N_b))       j < i;      A = (I + L)^-1
     w, u    (A diag(beta)) (kF 2^N_b),  (A diag(beta)) v
     qg, kg  qF 2^N_b,  k 2^(P_4 - G);   gl = P_4
 
 Anchors are whole numbers, so every 2^(N_a - N_b) is a power of two and scales a rounded operand exactly: three rounded
 tiles (qF, kF, kD) serve all products and qg. An anchor is a cumsum over rows before the block: no output of a row
-depends on a later row, bitwise (kg and gl are those of the whole chunk by definition). No exponent is positive but kD's,
-bounded by 16 tokens of 5 nats. Without that bound the diagonal blocks are done dyadically from raw q and k: at level
+depends on a later row, bitwise (kg and gl are those of the whole chunk by definition). Only kD's exponent is positive,
+and bounded by 16 tokens of 5 nats. Without that bound the diagonal blocks go dyadically, from raw q and k: at level
 s = 8, 4, 2, 1 a pair (i, j) whose highest differing bit is s has the last row m - 1 of the earlier half as anchor,
 j <= m - 1 < i, and both 2^(L_i - L_m-1) and 2^(L_m-1 - L_j) are at most 1; off-diagonal products use kE.
 
     phase                        who                          reads                     leaves (shared memory)
     load                         TMA (warp 0)                 q, k, v                   q, k, v tiles
     A1 gate, cumsum              thread = 2 channels x block  g (global)                L (registers), block totals
-       row norms, beta           warp = block x (q or k)      q, k                      nrm, beta
-    (A1' dyadic diagonal)        warp = block x levels        q, k, L (over kD, v)      scores in registers; only now load v
+       row norms, q_i . k_i      warp = block x (q or k)      q, k                      norms, dots; beta
+    (A1' dyadic diagonal)        warp = block x levels        q, k, L (over kD, v)      scores in registers; then load v
     A2 operands                  thread = 2 channels x block  q, k                      qF over q, kF over k, kD; scales
                                                                                         qg, kg, gl to global memory
-    B  scores                    warp = block pair            qF, kF, kD                Aqk; -L split in two bf16; L fp32
+    B  scores                    warp = block pair            qF, kF, kD                Aqk; -L as two bf16; L fp32
     D  diagonal inverses         warps 0-3, lane = column     L fp32                    D split; A^T diagonal blocks
        kF 2^N over kF; Aqk out   warps 4-7 (or the same)      kF; Aqk
     E  off-diagonal inverse      warp 0-2 = block column      -L, D                     A^T
@@ -47,10 +47,10 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
 from cutlass import Float32, Int32, Int64, select_
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.memory import SmemAllocator
 
 from . import ptx
 from .dyadic import Dyadic
@@ -66,7 +66,7 @@ ELEMENT = {**IO, "float32": Float32}
 class KdaPrep(Operands, Dyadic, Scores, Inverse):
     """The jit function of one static configuration (see `build`)."""
 
-    def __init__(self, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas, ahead):
+    def __init__(self, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas):
         for name, value, accepted in (
             ("K", K, (64, 128)), ("dtype", dtype, tuple(IO)), ("gate", gate, ("log", "softplus", "safe")),
             ("g_dtype", g_dtype, (dtype, "float32")), ("beta_dtype", beta_dtype, (dtype, "float32")),
@@ -89,7 +89,6 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         self.local = 2 * TILE if self.dyadic and K > 64 and V == 64 else 0
         shared = 2 * self.operand + self.tiles * TILE + 40 * K + self.local + 6400
         self.ctas = min(3, 233472 // shared) if ctas is None else ctas
-        self.ahead = ahead
 
     # ---- host ------------------------------------------------------------------------------------------------------
 
@@ -168,10 +167,9 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         self.storage = SharedStorage
         group = g.shape[2] // q.shape[2]  # value heads a q/k head; hv // group as a product, exact for HV < 65536
         inverse = (Int64(1 << 32) + group - 1) // group
-        ahead = cutlass.max(self.ahead // g.shape[2], 1)  # chunks
         self.kda_prep(
-            tma_q, m_q, tma_k, m_k, tma_v, m_v, tma_w, m_w, tma_u, m_u, tma_a, m_a, q, k, v, g, beta, a_log, dt_bias, qg, kg, gl,
-            inverse, ahead, scale, lower_bound,
+            tma_q, m_q, tma_k, m_k, tma_v, m_v, tma_w, m_w, tma_u, m_u, tma_a, m_a, g, beta, a_log, dt_bias, qg, kg, gl,
+            inverse, scale, lower_bound,
         ).launch(
             grid=(g.shape[2], gl.shape[1], g.shape[0]), block=(self.threads, 1, 1), stream=stream,
             min_blocks_per_mp=self.ctas, preferred_smem_carveout=100,
@@ -194,9 +192,6 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         m_u: cute.Tensor,
         tma_a: cute.CopyAtom,
         m_a: cute.Tensor,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
         g: cute.Tensor,
         beta: cute.Tensor,
         a_log: cute.Tensor | None,
@@ -205,7 +200,6 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         kg: cute.Tensor,
         gl: cute.Tensor,
         inverse: Int64,
-        ahead: Int32,
         scale: Float32,
         lower_bound: Float32,
     ):
@@ -217,7 +211,7 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         head = Int32((Int64(hv) * inverse) >> 32)
         valid = cutlass.min(T - chunk * CHUNK, CHUNK)
 
-        smem = utils.SmemAllocator().allocate(self.storage)
+        smem = SmemAllocator().allocate(self.storage)
         bar = smem.barriers.data_ptr()
         lay_q, lay_kv, lay_a = self._tiles(1, K), self._tiles(self.tiles, 64), self._tiles(1, CHUNK)
         s_q = smem.q.get_tensor(lay_q.outer, swizzle=lay_q.inner)
@@ -271,9 +265,6 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         # -- A1 ------------------------------------------------------------------------------------------------------
         raw = self.fetch_gate(x, g.iterator.toint() + element * (2 * self.g_words))
         self.load_beta(x, beta, token, HV, hv)
-        if cutlass.const_expr(self.ahead > 0):
-            for tensor, index, bytes in ((g, hv, K * 2 * self.g_words), (q, head, K * 2), (k, head, K * 2), (v, hv, self.V * 2)):
-                self.prefetch(x, tensor, token + ahead * CHUNK, T - (chunk + ahead) * CHUNK, index, bytes)
         x.sums = self.cumulate(x, raw, self.gate_coefficients(x, a_log, dt_bias, hv, lower_bound))
         ptx.sts_vec(x.totals + (blk * K + channel) * 4, x.sums[BLOCK - 1])
         if cutlass.const_expr(self.dyadic):
@@ -373,9 +364,11 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         lane, block = x.lane, x.warp & 3
         a = cute.make_rmem_tensor(cute.make_layout(((2, 2, 2), 1, 4), stride=((1, 2, 4), 0, 8)), self.io)
         words = cute.recast_tensor(cute.make_tensor(a.iterator, cute.make_layout(32)), Int32)
-        at = x.kd + TILE + ((lane & 7) + ((lane >> 4) & 1) * 8) * ROW + (((2 * block + ((lane >> 3) & 1)) ^ (lane & 7)) << 4)
+        row, piece = (lane & 7) + ((lane >> 4) & 1) * 8, 2 * block + ((lane >> 3) & 1)
+        at = x.kd + TILE + row * ROW + ((piece ^ (lane & 7)) << 4)
         for kk in range(4):
-            regs = ptx.ldmatrix(at + cutlass.min(block, kk) * (BLOCK * ROW), trans=True)  # nobody wrote those to the right
+            # blocks right of the diagonal were never written: read the diagonal one again
+            regs = ptx.ldmatrix(at + cutlass.min(block, kk) * (BLOCK * ROW), trans=True)
             for r in range(4):
                 words[4 * kk + r] = select_(block >= kk, regs[r], Int32(0))
         return a
@@ -415,19 +408,18 @@ def build(
     beta_dtype: str = "bfloat16",
     dt_bias: bool = True,
     ctas: int | None = None,
-    ahead: int = 0,
 ):
     """(jit function, fake arguments) of one configuration, to be compiled for `arch` ("sm_90a") with TVM-FFI.
 
     gate: "log", "softplus" or "safe"; bounded: natural-log decays lie in [-5, 0] (implied by "safe", the caller's
     promise with "log"). dt_bias: whether there is one. ctas: per SM, which caps the registers (by
-    default what shared memory allows). ahead: distance in CTAs of the prefetch to L2, 0 for none. Arguments of the compiled
-    function: those of KdaPrep.__call__, contiguous; B, T, H, HV are free.
+    default as many as shared memory allows, up to 3). Arguments of the compiled function: those of KdaPrep.__call__,
+    contiguous; B, T, H, HV are free.
     ValueError: a parameter outside its domain.
     """
     if arch != "sm_90a":
         raise ValueError(f"arch: got {arch}, accepted sm_90a")
-    fn = KdaPrep(K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas, ahead)
+    fn = KdaPrep(K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas)
     B, T, H, HV, NT, flat = (cute.sym_int() for _ in range(6))
 
     def fake(element, *shape):

@@ -72,7 +72,8 @@ def lds(addr: Int32, off: int = 0, dtype=Int32):
 
 def lds_vec(addr: Int32, n: int, off: int = 0, dtype=Int32):
     kind = "f32" if dtype is Float32 else "b32"
-    return _ptx(f"ld.shared.v{n}.{kind} {_regs('w', 0, n)}, [{{$r0}}+{off}];", write_only_types=[dtype] * n, read_only_args=[addr])
+    code = f"ld.shared.v{n}.{kind} {_regs('w', 0, n)}, [{{$r0}}+{off}];"
+    return _ptx(code, write_only_types=[dtype] * n, read_only_args=[addr])
 
 
 def sts(addr: Int32, x, off: int = 0) -> None:
@@ -95,7 +96,8 @@ def sts_vec(addr: Int32, xs, off: int = 0) -> None:
 
 def sts_half(addr: Int32, x: Int32, off: int = 0) -> None:
     """The lower 16 bits of x."""
-    _ptx(f"{{ .reg .b16 l, h; mov.b32 {{l, h}}, {{$r1}}; st.shared.b16 [{{$r0}}+{off}], l; }}", read_only_args=[addr, x])
+    code = f"{{ .reg .b16 l, h; mov.b32 {{l, h}}, {{$r1}}; st.shared.b16 [{{$r0}}+{off}], l; }}"
+    _ptx(code, read_only_args=[addr, x])
 
 
 def ldmatrix(addr: Int32, off: int = 0, trans: bool = False):
@@ -124,11 +126,6 @@ def stg_if(x: Int32, above: int, addr, value: Int32) -> None:
     """Store where x > above."""
     code = f"{{ .reg .pred p; setp.gt.s32 p, {{$r2}}, {above}; @p st.global.b32 [{{$r0}}], {{$r1}}; }}"
     _ptx(code, read_only_args=[addr, value, x])
-
-
-def prefetch_if(x: Int32, above: int, addr) -> None:
-    """Bring the line at addr to L2 where x > above."""
-    _ptx(f"{{ .reg .pred p; setp.gt.s32 p, {{$r1}}, {above}; @p prefetch.global.L2 [{{$r0}}]; }}", read_only_args=[addr, x])
 
 
 # ---- tensor core ---------------------------------------------------------------------------------------------------

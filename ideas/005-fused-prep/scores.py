@@ -54,7 +54,8 @@ class Scores:
             raw = ptx.ldmatrix(keys + ((((lane >> 3) ^ (lane & 7)) << 4) ^ ((kk % 4) << 5)), off)
             for n in range(2):
                 query = ptx.ldmatrix(queries + at16[(kk + n) % 4], off)
-                key = [ptx.mul_pair(raw[2 * n + r], ptx.lds(scale, (kk + n) * 32 + 16 * r), self.pair) for r in range(2)]
+                to = [ptx.lds(scale, (kk + n) * 32 + 16 * r) for r in range(2)]
+                key = [ptx.mul_pair(raw[2 * n + r], to[r], self.pair) for r in range(2)]
                 out = ptx.mma(out, query, key, self.pair)
         return out
 
@@ -77,8 +78,8 @@ class Scores:
                 ptx.sts_vec(x.kd + row * ROW + ((chunk ^ (row & 7)) << 4), [Int32(0)] * 4)
 
     def put_q(self, x, acc, a, b, n, exact: bool = False) -> None:
-        """Four registers of q scores at column half n (a number or a register) of block (a, b), masked, into Aqk. exact:
-        it is a diagonal block, whose own diagonal comes from `dots`."""
+        """Four registers of q scores at column half n (a number or a register) of block (a, b), masked, into Aqk.
+        exact: it is a diagonal block, whose own diagonal comes from `dots`."""
         for half in range(2):
             i, j = a * BLOCK + 8 * half + (x.lane >> 2), b * BLOCK + n * 8 + 2 * (x.lane & 3)
             value = [select_(j + r <= i, acc[2 * half + r] * x.scale, Float32(0.0)) for r in range(2)]
@@ -99,7 +100,7 @@ class Scores:
             ptx.sts(at, low, TILE)
 
     def put_k_diagonal(self, x, acc, a, n, keep=None) -> None:
-        """Likewise beta times k scores of a diagonal block, strictly lower, in fp32. keep(i, j): which words to write."""
+        """Likewise beta times k scores of a diagonal block, strictly lower, in fp32. keep(i, j): words to write."""
         for half in range(2):
             i, j = 8 * half + (x.lane >> 2), n * 8 + 2 * (x.lane & 3)
             beta = ptx.lds(x.beta + (a * BLOCK + i) * 4, 0, Float32)

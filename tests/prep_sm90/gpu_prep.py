@@ -1,6 +1,7 @@
 """Device check and timing of compiled preparation kernels against fp64. Not collected by pytest.
 
-    python gpu_prep.py MODULE.so [--regime strong] [--form prod] [--K 128] [--V 128] [--dtype bfloat16] [--time CASES] [--check]
+    python gpu_prep.py MODULE.so [--regime strong] [--form prod] [--K 128] [--V 128] [--dtype bfloat16] [--check]
+                       [--time CASES]
 
 --check: worst row error per output, bitwise rerun, a few shapes (odd T, grouped heads); exit 1 where one exceeds the
 rounding of the io dtype. --time: median of events around one launch after an L2 flush, case names of ladder.yaml.
@@ -32,7 +33,8 @@ CHECKED = [(1, 64, 1, 1), (2, 200, 2, 4), (1, 1000, 3, 3), (1, 1, 1, 2), (1, 409
 
 def moved(case, form):
     io, gate = 2, 2 if form == "prod" else 4
-    return case.B * case.T * (2 * case.H * case.K * io + case.HV * (case.K * (gate + 3 * io) + 2 * case.V * io + 64 * io + case.K // 16))
+    head = case.K * (gate + 3 * io) + 2 * case.V * io + 64 * io + case.K // 16  # the last: gl, 4 bytes in 64 tokens
+    return case.B * case.T * (2 * case.H * case.K * io + case.HV * head)
 
 
 def check(fn, a):

@@ -23,9 +23,11 @@ TENSORS = ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")
 
 def problem_of(call):
     tensors = {n: call.get(n) for n in TENSORS}
-    return tensors, bind(tensors, scale=None, output_final_state=True, l2norm=call.get("use_qk_l2norm_in_kernel", False),
-                         use_gate=call.get("use_gate_in_kernel", False), beta_sigmoid=call.get("use_beta_sigmoid_in_kernel", False),
-                         safe_gate=call["safe_gate"], lower_bound=call.get("lower_bound"))  # fmt: skip
+    flags = {"l2norm": "use_qk_l2norm_in_kernel", "use_gate": "use_gate_in_kernel",
+             "beta_sigmoid": "use_beta_sigmoid_in_kernel"}  # fmt: skip
+    flags = {name: call.get(word, False) for name, word in flags.items()}
+    return tensors, bind(tensors, scale=None, output_final_state=True, safe_gate=call["safe_gate"],
+                         lower_bound=call.get("lower_bound"), **flags)  # fmt: skip
 
 
 def timed(fn, flush, rounds=11):
@@ -65,13 +67,16 @@ def main():
             call = inputs.make(Case("check", 1, 1000, 2, 4, 128, 128), regime, form, seed=5, device="cuda").call()
             ref = budget.reference(oracle.chunked(**call), **call)
             for v in budget.judge(*rung.chunk_kda(**call), ref):
-                print(f"  {regime} {form} {v.tensor}: error {v.error:.2e} budget {v.budget:.2e} {'ok' if v.passed else v.reason}", flush=True)
+                said = "ok" if v.passed else v.reason
+                print(f"  {regime} {form} {v.tensor}: error {v.error:.2e} budget {v.budget:.2e} {said}", flush=True)
         for name in [c for c in a.cases.split(",") if c]:
             c = cases[name]
-            call = inputs.make(Case(name, c["B"], c["T"], c["H"], c.get("HV", c["H"]), c["K"], c["V"]), regime, "prod", 1, "cuda").call()
+            case = Case(name, c["B"], c["T"], c["H"], c.get("HV", c["H"]), c["K"], c["V"])
+            call = inputs.make(case, regime, "prod", 1, "cuda").call()
             whole = timed(lambda: rung.chunk_kda(**call), flush)
             parts = stages_ms(rung, call, flush)
-            print(f"  {a.rung} {regime} {name}: {whole:.4f} ms; " + ", ".join(f"{n} {t:.4f}" for n, t in parts.items()), flush=True)
+            stages = ", ".join(f"{n} {t:.4f}" for n, t in parts.items())
+            print(f"  {a.rung} {regime} {name}: {whole:.4f} ms; {stages}", flush=True)
             del call
 
 

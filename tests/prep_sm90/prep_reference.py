@@ -39,7 +39,8 @@ def reference(call: dict) -> dict[str, torch.Tensor]:
         for name, t in (("w", wu[..., :K]), ("u", wu[..., K:]), ("Aqk", Aqk)):
             out[name].append(t)
     last = G[:, :, :, -1:]
-    return {"qg": rows(q * G.exp()), "kg": rows(k * (last - G).exp()), **{n: rows(torch.stack(t, 2)) for n, t in out.items()},
+    out = {n: rows(torch.stack(t, 2)) for n, t in out.items()}
+    return {"qg": rows(q * G.exp()), "kg": rows(k * (last - G).exp()), **out,
             "gl": last[:, :, :, 0].movedim(1, 2) / math.log(2)}  # fmt: skip
 
 
@@ -47,7 +48,8 @@ def empty_outputs(call: dict, fill: float = float("nan")) -> dict[str, torch.Ten
     """Fresh outputs of the kernel, all `fill`."""
     B, T, _, K = call["q"].shape
     HV, V = call["v"].shape[2:]
-    shapes = {"qg": (B, T, HV, K), "kg": (B, T, HV, K), "w": (B, T, HV, K), "u": (B, T, HV, V), "Aqk": (B, T, HV, CHUNK)}
+    widths = {"qg": K, "kg": K, "w": K, "u": V, "Aqk": CHUNK}
+    shapes = {n: (B, T, HV, width) for n, width in widths.items()}
     out = {n: torch.full(s, fill, dtype=call["q"].dtype, device=call["q"].device) for n, s in shapes.items()}
     return {**out, "gl": torch.full((B, -(-T // CHUNK), HV, K), fill, device=call["q"].device)}
 

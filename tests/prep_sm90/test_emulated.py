@@ -24,16 +24,18 @@ def target():
     return EmulatedTarget("sm_90a")
 
 
-def prepared(call: dict) -> dict[str, torch.Tensor]:
+def prepared(call: dict, on=None) -> dict[str, torch.Tensor]:
     """The outputs of the rung's prep stage."""
     from kernels.kda.contract import bind
 
     rung = loader.load(FOLDER)
     tensors = {n: call.get(n) for n in ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")}
-    problem = bind(tensors, scale=None, output_final_state=False, l2norm=call.get("use_qk_l2norm_in_kernel", False),
-                   use_gate=call.get("use_gate_in_kernel", False), beta_sigmoid=call.get("use_beta_sigmoid_in_kernel", False),
-                   safe_gate=call["safe_gate"], lower_bound=call.get("lower_bound"))  # fmt: skip
-    with targets.use(target()):
+    flags = {"l2norm": "use_qk_l2norm_in_kernel", "use_gate": "use_gate_in_kernel",
+             "beta_sigmoid": "use_beta_sigmoid_in_kernel"}  # fmt: skip
+    flags = {name: call.get(word, False) for name, word in flags.items()}
+    problem = bind(tensors, scale=None, output_final_state=False, safe_gate=call["safe_gate"],
+                   lower_bound=call.get("lower_bound"), **flags)  # fmt: skip
+    with targets.use(on or target()):
         return rung.stages[0].run(problem, tensors)
 
 
@@ -134,3 +136,15 @@ def test_the_rung_is_within_the_budget(case):
         o, state = loader.load(FOLDER).chunk_kda(**call)
     verdicts = budget.judge(o, state, budget.reference(oracle.chunked(**call), **call))
     assert all(v.passed for v in verdicts), verdicts
+
+
+@pytest.mark.parametrize("K", [64, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("regime", ["strong", "init"])
+def test_shared_memory_has_neither_races_nor_unwritten_reads(regime, K):
+    from emulator import EmulatedTarget
+    from emulator.races import Races
+
+    races = Races()
+    call = drawn(1, 64, 1, 1, K, K, regime, "prod")
+    prepared(call, EmulatedTarget("sm_90a", seed=3, watch=races))  # a seed: every warp on its own
+    assert not races.report()
