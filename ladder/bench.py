@@ -277,7 +277,7 @@ class Run:
 
     def _file(self, cell: Cell, copy_gbps: float) -> None:
         """Write the cell into every rung's record, or why it could not be timed."""
-        for role, record, path in zip(self.roles, self.records, self.paths):
+        for n, (role, record, path) in enumerate(zip(self.roles, self.records, self.paths)):
             named = {"rung": role.subject, "parent": role.parent, "control": role.control}
             if errors := [f"{who}: {c.error}" for who, c in named.items() if c.error]:
                 record["failed"].append({"case": cell.case.name, "regime": cell.regime, "form": cell.form, "reason": errors[0]})
@@ -285,7 +285,10 @@ class Run:
                 continue
             named |= {c.name: c for c in self.callees if not c.must_agree and not c.error}
             record["cells"].append(self._cell_record(cell, named, floor_ms(cell, copy_gbps)))
-            records.write(path, record)
+            if len(record["cells"]) == 1:
+                self.paths[n] = records.create(path, record)
+            else:
+                records.write(path, record)
 
     def _cell_record(self, cell: Cell, named: dict[str, Callee], floor: float) -> dict[str, Any]:
         case, subject = cell.case, named["rung"]

@@ -213,7 +213,7 @@ class Run:
         if rung.number not in self._records:
             folder = self.options.records_dir or self.ladder.folder(rung) / "records"
             record = records.new("check", self.ladder, rung, self._device(), seeds={"check": self.options.seed}, rows=[])
-            path = records.path_for(folder, record)
+            path = records.create(records.path_for(folder, record), record)
             self._records[rung.number] = path, record
             self.paths.append(path)
         path, record = self._records[rung.number]

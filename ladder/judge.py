@@ -6,6 +6,9 @@ that nothing a rung does to its own copy matters.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import tempfile
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 
 RECURRENT_UP_TO = 1024  # tokens; beyond, the chunked fp64 form answers (it agrees with the recurrence to 1e-10)
+PREFIX = "ladder-judge-"
 KEPT_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}
 
 
@@ -62,13 +66,16 @@ class Judge:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.folder = tempfile.TemporaryDirectory(prefix="ladder-judge-", dir=_roomy())
+        self.folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=_roomy())
+        self._held = _hold(Path(self.folder.name))
+        _sweep(Path(self.folder.name).parent)
         self._kept: OrderedDict[tuple, Any] = OrderedDict()
         self.computed = 0
 
     def close(self) -> None:
         self._kept.clear()
         self.folder.cleanup()
+        os.close(self._held)
 
     def answer(self, plea: Plea) -> str | None:
         """None if every tensor is within its budget, else what is wrong with each that is not."""
@@ -103,10 +110,26 @@ def _size(reference: Any) -> int:
     return sum(t.numel() * t.element_size() for t in (reference.o, reference.state))
 
 
+def _hold(folder: Path) -> int:
+    """Lock a folder for as long as this process lives; returns the lock's descriptor."""
+    fd = os.open(folder, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd
+
+
+def _sweep(place: Path) -> None:
+    """Remove the folders of runners that were killed: those that nobody holds any more."""
+    for folder in place.glob(f"{PREFIX}*"):
+        try:
+            fd = _hold(folder)
+        except OSError:
+            continue  # held, gone, or not ours to remove
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)
+
+
 def _roomy() -> str | None:
     """Shared memory where it is large, else the usual place for temporary files."""
-    import os
-
     try:
         room = os.statvfs("/dev/shm")
         return "/dev/shm" if room.f_bavail * room.f_frsize > 8 << 30 else None

@@ -140,6 +140,21 @@ def path_for(folder: Path, record: dict[str, Any]) -> Path:
     return path
 
 
+def create(path: Path, record: dict[str, Any]) -> Path:
+    """Write a run's first record, under the next free name where another run has taken `path` meanwhile; returns it."""
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    write(temp, record)
+    try:
+        while True:
+            try:
+                os.link(temp, path)  # unlike a rename, this never replaces another run's record
+                return path
+            except FileExistsError:
+                path = path_for(path.parent, record)
+    finally:
+        temp.unlink(missing_ok=True)
+
+
 def write(path: Path, record: dict[str, Any]) -> None:
     """Replace `path` by this record in one step: a reader sees the old one or the new one, whatever happens."""
     path.parent.mkdir(parents=True, exist_ok=True)

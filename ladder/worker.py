@@ -13,10 +13,11 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,7 @@ def _main(conn: Connection, assignment: Assignment, log: str) -> None:
     os.dup2(fd, 2)
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_the_runner, daemon=True).start()
     with contextlib.ExitStack() as installed:
         try:
             context = _context(conn, assignment, installed)
@@ -208,6 +210,12 @@ def _serve(conn: Connection, context: Any) -> None:
         conn.send(outcome)
         if outcome.fatal:
             return
+
+
+def _end_with_the_runner() -> None:
+    """A runner that is killed cannot end its workers, and one that hangs would not see the pipe close."""
+    wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def _refused(error: BaseException) -> Outcome:

@@ -1,0 +1,103 @@
+"""Killed at any moment: nothing is half-written, no lock and no process is left, and the next run works."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from ladder import judge
+from tests.faults.conftest import ENV
+
+COMMANDS = ("check", "bench", "idea", "report")
+
+
+def running(leader: int) -> list[str]:
+    done = subprocess.run(["ps", "-o", "pid=,stat=,args=", "-s", str(leader)], capture_output=True, text=True)
+    return [line for line in done.stdout.splitlines() if line.split()[1][0] != "Z"]
+
+
+def kill_once(place, name: str, after: float) -> None:
+    """Start, wait, SIGKILL the leader alone (what the kernel's memory killer does), and see what is left."""
+    process = place.start(name)
+    try:
+        process.wait(after)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    process.communicate()
+    place.assert_whole()
+    deadline = time.monotonic() + 30
+    while (left := running(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == [], f"{name} killed after {after:.2f} s leaves {left}"
+
+
+def kills(place, count: int, seed: int) -> None:
+    """`count` kills spread over the commands and over the time that each takes undisturbed; then each runs to its end."""
+    dice = random.Random(seed)
+    took = {}
+    for name in COMMANDS:
+        began = time.monotonic()
+        done = place.run(name)
+        took[name] = time.monotonic() - began
+        assert done.returncode == 0, done.stderr
+    for n in range(count):
+        name = COMMANDS[n % len(COMMANDS)]
+        kill_once(place, name, dice.uniform(0.0, 1.1 * took[name]))
+    for name in COMMANDS:
+        done = place.run(name)
+        assert done.returncode == 0, f"{name} after {count} kills (seed {seed}): {done.stderr}"
+    place.assert_whole()
+
+
+def test_eight_kills(place):
+    kills(place, 8, random.randrange(1 << 30))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_hundred_kills(place):
+    kills(place, 100, random.randrange(1 << 30))
+
+
+def test_a_hanging_rung_ends_with_its_killed_runner(place):
+    place.forge.rung("hangs", ("    io = p.io_dtype\n", "    io = p.io_dtype\n    while True: pass\n"))
+    process = subprocess.Popen([sys.executable, "-m", "ladder", "check", "2", "--root", str(place.root), "--properties", "causality"],
+                               start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not busy(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    while (left := running(process.pid)) and time.monotonic() < deadline + 30:
+        time.sleep(0.2)
+    for line in left:
+        os.kill(int(line.split()[0]), signal.SIGKILL)
+    assert left == []
+
+
+def busy(leader: int) -> bool:
+    """Whether a process of the session, not its leader, is spinning."""
+    done = subprocess.run(["ps", "-o", "pid=,stat=,cputimes=", "-s", str(leader)], capture_output=True, text=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return any(int(pid) != leader and stat.startswith("R") and int(seconds) >= 2 for pid, stat, seconds in lines)
+
+
+def test_shared_memory_of_a_killed_runner_is_swept(tmp_path, monkeypatch):
+    """The judge's exchange folder of a killed runner goes with the next run; a living runner's stays."""
+    monkeypatch.setattr(judge, "_roomy", lambda: str(tmp_path))
+    killed = tmp_path / f"{judge.PREFIX}killed"
+    killed.mkdir()
+    (killed / "parcel").write_bytes(b"x" * 4096)
+    first = judge.Judge(torch.device("cpu"))
+    second = judge.Judge(torch.device("cpu"))
+    assert not killed.exists() and os.path.isdir(first.folder.name) and os.path.isdir(second.folder.name)
+    first.close()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
