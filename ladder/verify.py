@@ -145,7 +145,8 @@ def _native(folder: Path, reference: bytes) -> dict[str, Any]:
     from sentryward.frontend.ptx_native import native_executable
 
     command = [str(native_executable()), "--ptx", "kernel.ptx", "--config", "input.json", "--sync-threads", "2",
-               "--wellsync-timeout-seconds", str(TIMEOUT_S), "--rss-limit-mib", str(MEMORY_MIB),
+               "--timeout-seconds", str(TIMEOUT_S), "--wellsync-timeout-seconds", str(TIMEOUT_S),
+               "--rss-limit-mib", str(MEMORY_MIB),
                "--no-thread-record-compression", "--analyze-scalar-fold", "--require-equivalence", "--reference-stdin",
                "--equivalence-mapping", "binding.json", "--equivalence-timeout-seconds", str(TIMEOUT_S)]  # fmt: skip
     done = subprocess.run(command, cwd=folder, input=reference, capture_output=True, check=False)  # keeps its own time
