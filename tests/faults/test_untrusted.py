@@ -1,0 +1,74 @@
+"""Whatever a rung does to its process is that rung's verdict: the runner goes on to the next one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ladder import manifest
+from ladder.check import Options, Run
+
+BODY = "    io = p.io_dtype\n"
+UNITS = "UNITS = ()\n"
+# what the rung does -> what its rows say
+IN_A_CALL = {
+    "import os; os._exit(7)": r"the rung's process died \(exit code 7\)",
+    "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": r"the rung's process died \(killed by SIGSEGV\)",
+    "import ctypes; ctypes.string_at(8)": r"the rung's process died \(killed by SIGSEGV\)",
+    "import sys; sys.exit(3)": r"process died \(exit code 3\)|SystemExit",
+    "raise KeyboardInterrupt": r"process died|KeyboardInterrupt",
+    "import os; os.closerange(3, 256); os._exit(0)": r"the rung's process died \(exit code 0\)",
+    "while True: pass": r"hangs: no answer within 3 s",
+    "import time; time.sleep(1000)": r"hangs: no answer within 3 s",
+    "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]; time.sleep(1000)": r"hangs: no answer within 3 s",
+    "KEPT.append(bytearray(b'x') * (4 << 30)); import time; time.sleep(1000)": r"uses \d\.\d GiB of memory, accepted: 2.0 GiB|MemoryError",
+    "import os; [os.write(1, b'noise' * 1000) for _ in range(100)]; raise ValueError('after the noise')": r"ValueError: after the noise",
+    "raise RecursionError('line one\\nline two')": r"RecursionError: line one line two",
+    "import os, signal; os.kill(os.getppid(), signal.SIGKILL)": r"^$|died",
+}  # fmt: skip
+ON_IMPORT = {
+    "import os; os._exit(7)": r"the rung's process died \(exit code 7\)",
+    "while True: pass": r"hangs: no answer within 3 s",
+    "import sys; sys.exit(3)": r"process died|SystemExit",
+    "raise ValueError('no such tile')": r"kernel.py cannot be imported: ValueError: no such tile",
+    "import nowhere_to_be_found": r"kernel.py cannot be imported: ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+    "def broken(:": r"kernel.py cannot be imported: SyntaxError",
+}  # fmt: skip
+
+
+def verdicts(ladder: manifest.Ladder, properties: list[str]) -> dict[int, list[dict]]:
+    options = Options(properties=properties, cases=["short"], device="cpu", seed=7, time_limit_s=3.0, memory_limit=2 << 30, jobs=1)
+    rows = Run(ladder, list(ladder.rungs), options).execute()
+    return {number: [row for row in rows if row["rung"] == number] for number in ladder.rungs}
+
+
+@pytest.mark.parametrize("act", IN_A_CALL)
+def test_in_a_call(forge, act):
+    forge.rung("bad", (BODY, BODY + f"    {act}\n"), (UNITS, UNITS + "KEPT = []\n"))
+    forge.rung("good")
+    rows = verdicts(forge.ladder(), ["inputs untouched"])
+    assert [row["outcome"] for row in rows[2]] == ["passed"], rows[2]
+    (bad,) = rows[1]
+    if "getppid" not in act:  # what starts the processes dies, and is started again: the rung itself has done its work
+        assert bad["outcome"] == "failed"
+    assert re.search(IN_A_CALL[act], bad["reason"]), bad["reason"]
+    assert "\n" not in bad["reason"]
+
+
+@pytest.mark.parametrize("act", ON_IMPORT)
+def test_on_import(forge, act):
+    forge.rung("bad", (UNITS, UNITS + act + "\n"))
+    forge.rung("good")
+    rows = verdicts(forge.ladder(), ["inputs untouched"])
+    assert [row["outcome"] for row in rows[2]] == ["passed"], rows[2]
+    (bad,) = rows[1]
+    assert bad["outcome"] == "failed" and re.search(ON_IMPORT[act], bad["reason"]), bad["reason"]
+
+
+def test_a_rung_that_keeps_dying_is_given_up(forge):
+    forge.rung("bad", (BODY, BODY + "    import os; os._exit(7)\n"))
+    rows = verdicts(forge.ladder(), ["inputs untouched", "causality", "reruns bitwise equal", "two halves", "refusals"])[1]
+    assert [row["outcome"] for row in rows] == ["failed"] * 3 + ["not run"] * 2 or \
+        sorted(row["outcome"] for row in rows) == ["failed"] * 3 + ["not run"] * 2
+    assert rows[-1]["reason"] == "the rung's process died 3 times before"
