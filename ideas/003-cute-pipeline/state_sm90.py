@@ -55,8 +55,8 @@ warp read the same elements of u before, so the slot needs no further barrier.
     full_ka    in    1 + bytes        LOAD                                 RECURRENCE before DH
     empty_ka   in    warps            RECURRENCE, a lane a warp, OI done   LOAD
     full_g     u     1 + bytes        LOAD                                 DECAY
-    full_o     u     warps            RECURRENCE, a lane a warp            STORE
-    empty_u    u     1                STORE, once o has left the slot      LOAD (covers g2 row, decay, u, o)
+    full_o     u     32 warps         RECURRENCE, every lane               STORE; DECAY before it writes again
+    empty_u    u     1                STORE, once o has left the slot      LOAD (covers g2 row, u, o)
     warps = 4 a recurrence warpgroup. `bar.sync 0` only once, after the barriers' initialisation. The async-proxy fence
     between stmatrix and the TMA store stands in STORE, after its wait: the fence may be anywhere on the path (PTX ISA,
     "Causality Order": proxy-preserved base causality order), and there it delays no product.
@@ -292,7 +292,7 @@ class KdaState:
     @cute.jit
     def init_barriers(self, bars, warp_id: Int32):
         warps = 4 * self.groups
-        counts = dict(full=2 + 32, empty_wq=warps, full_ka=1, empty_ka=warps, full_g=1, full_o=warps, empty_u=1)
+        counts = dict(full=2 + 32, empty_wq=warps, full_ka=1, empty_ka=warps, full_g=1, full_o=32 * warps, empty_u=1)
         if warp_id == 0:
             with cute.arch.elect_one():
                 self.init_ring(bars, IN_BARRIERS, self.stages, counts)
@@ -351,10 +351,14 @@ class KdaState:
 
     @cute.jit
     def decay(self, s_g: cute.Tensor, s_decay: cute.Tensor, bars, chunks: Int32):
-        """decay = 2^G. The slot is free when g2's row is in: LOAD had waited for empty_u, which covers both."""
+        """decay = 2^G, in the slot of the row it comes from.
+
+        full_g comes after empty_u, which comes after full_o, so the first wait never blocks. It names the readers'
+        own arrivals as what frees the slot; racecheck follows no chain through other roles and TMA."""
         lane = cute.arch.lane_idx()
         stage, phase, u_stage, u_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         for _ in cutlass.range(chunks + 1, unroll=1):
+            cute.arch.mbarrier_wait(bars.full_o + u_stage, u_phase ^ 1)  # RECURRENCE has read the decay before
             cute.arch.mbarrier_wait(bars.full_g + u_stage, u_phase)
             for i in cutlass.range_constexpr(self.K // 32):
                 k = i * 32 + lane
@@ -526,7 +530,7 @@ class KdaState:
     def write_output(self, x, stage: Int32):
         """o over u in shared memory, then a word to STORE."""
         cute.copy(x.copy_o, x.copy_o.retile(x.r_ob), x.c_o[None, None, None, stage])
-        self.release(x.bars.full_o + stage)
+        cute.arch.mbarrier_arrive(x.bars.full_o + stage)
 
     @cute.jit
     def release(self, barrier: cute.Pointer):
