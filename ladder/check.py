@@ -65,7 +65,7 @@ class Run:
             raise ManifestError(f"properties: given {', '.join(unknown)}, accepted: {', '.join(NAMES)}")
         for text in options.hostile:
             try:
-                hostile.parse(text)
+                hostile.make(text, 0)
             except hostile.SpecError as error:
                 raise ManifestError(str(error)) from None
         if options.device == "cuda" and not torch.cuda.is_available():

@@ -127,6 +127,8 @@ def make(text: str, seed: int, device: torch.device | str = "cpu") -> Inputs:
     t = {name: LAYOUTS[spec.layout](name, tensor) for name, tensor in t.items()}
     if spec.nan != "none":
         name, token = _at(spec.nan)
+        if name not in ("q", "k", "v", "g", "beta") or token >= spec.T:
+            raise SpecError(f"hostile: nan: given {spec.nan!r}, accepted: q, k, v, g or beta @ a token below T = {spec.T}")
         t[name][(0, token, 0, 0)[: t[name].dim()]] = torch.nan
     return replace(x, case=spec.case, regime=REGIME, tensors=t, flags=flags)
 

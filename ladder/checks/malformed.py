@@ -25,7 +25,7 @@ def run(ctx: Context) -> dict[str, list[str]]:
             (failed if wrong else refused).append(f"{name} ({form}): {wrong}" if wrong else f"{name} ({form})")
     tally = {"passed": [], "refused": refused, "inherited": [], "failed": failed}
     if failed:
-        raise Failure(f"{len(failed)} of {len(failed) + len(refused)} malformed calls are not refused; first {failed[0]}", cases=tally)
+        raise Failure(f"{len(failed)} of {len(failed) + len(refused)} malformed calls are not refused: {'; '.join(failed[:4])}", cases=tally)
     return tally
 
 
