@@ -19,6 +19,7 @@ import torch
 
 RECURRENT_UP_TO = 1024  # tokens; beyond, the chunked fp64 form answers (it agrees with the recurrence to 1e-10)
 PREFIX = "ladder-judge-"
+VOID = "void: "
 KEPT_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}
 
 
@@ -78,13 +79,17 @@ class Judge:
         os.close(self._held)
 
     def answer(self, plea: Plea) -> str | None:
-        """None if every tensor is within its budget, else what is wrong with each that is not."""
+        """None if every tensor is within its budget, else what is wrong with each that is not; VOID first where only
+        the reference is to blame."""
         from kernels.kda import budget
 
         reference = self.reference(plea.case, plea.regime, plea.form, plea.seed)
         o, state = (None if p is None else p.unpack(self.device) for p in plea.tensors)
         verdicts = budget.judge(o, state, reference)
-        return "; ".join(v.reason for v in verdicts if not v.passed) or None
+        reasons = [v.reason for v in verdicts if not v.passed]
+        if reference.void and all(reason.startswith(VOID) for reason in reasons):
+            return f"{VOID}{reference.void}"
+        return "; ".join(reasons) or None
 
     def reference(self, case: Any, regime: str, form: str, seed: int) -> Any:
         """The exact answer and its budgets (kernels.kda.budget.Reference)."""

@@ -21,7 +21,8 @@ def bench_rows(record: dict[str, Any], stale: str | None = None) -> list[dict[st
 
 def _row(record: dict[str, Any], cell: dict[str, Any], result: stats.CellResult, stale: str | None) -> dict[str, Any]:
     median = {name: statistics.median(times) for name, times in cell["samples_ms"].items()}
-    rivals = {name: ms for name, ms in median.items() if name not in ("rung", "parent", "control")}
+    impostors = _impostors(cell)
+    rivals = {name: ms for name, ms in median.items() if name not in ("rung", "parent", "control") and name not in impostors}
     return {
         "rung": record["number"], "name": record["rung"], "case": cell["case"], "regime": cell["regime"],
         "form": cell["form"], "arch": record["device"].get("arch"), "device": record["device"].get("name"),
@@ -30,6 +31,21 @@ def _row(record: dict[str, Any], cell: dict[str, Any], result: stats.CellResult,
         "interval": [result.rung.low, result.rung.high], "control": result.control.ratio,
         "control_interval": [result.control.low, result.control.high], "noise": result.noise,
         "verdict": result.verdict, "stale": bool(stale), "stale_reason": stale, "rivals": rivals,
-        "rival_clocks": {name: cell["clocks"][name] for name in rivals}, "absent": cell.get("absent", {}),
+        "rival_clocks": {name: cell["clocks"][name] for name in rivals}, "absent": cell.get("absent", {}) | impostors,
         "date": record["date"],
     }  # fmt: skip
+
+
+def _impostors(cell: dict[str, Any]) -> dict[str, str]:
+    """Rivals whose launched kernels, as recorded, are not the ones that the adapter names today, and why they do not
+    count: a dispatcher ran another engine under their name."""
+    from ladder import witness
+
+    from kernels.kda import rivals
+
+    out = {}
+    for rival in rivals.ALL:
+        launched = cell.get("launches", {}).get(rival.name)
+        if launched and (lacking := witness.missing(rival.kernels, launched)):
+            out[rival.name] = f"another kernel ran: {', '.join(lacking)} expected, launched {', '.join(launched)[:120]}"
+    return out

@@ -124,6 +124,7 @@ ALL = (
     Rival("fla-safe", "fla", ("chunk_gated_delta_rule_fwd_kernel_h", "chunk_kda_fwd_kernel_intra_sub_chunk"), "ln or raw",
           _fla_safe_declines, _fla(safe=True)),
     Rival("cudnn-hopper-cuda", "cudnn", ("kda_fused",), "ln or raw", _cudnn_declines, _cudnn("kda_hopper_cuda"), (9, 0)),
-    Rival("cudnn-hopper-cute", "cudnn", ("kda",), "ln or raw", _cudnn_declines, _cudnn("kda_hopper"), (9, 0)),
+    # Without the CuTe DSL it refuses, or later runs the cached kda_hopper_cuda under this plan's name.
+    Rival("cudnn-hopper-cute", "cudnn", ("cutlass",), "ln or raw", _cudnn_declines, _cudnn("kda_hopper"), (9, 0)),
     Rival("kernel-fun", "kernel_fun", ("KdaFwdState",), "ln or raw", _kernel_fun_declines, _kernel_fun, (10, 0)),
 )  # fmt: skip

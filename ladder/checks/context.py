@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ladder.cells import draw, problem_of, seed_for
+from ladder.judge import VOID
 from ladder.loader import LoadedRung
 from ladder.manifest import Cell
 
@@ -79,8 +80,11 @@ class Context:
             raise NotRun(f"the rung declines it: {reason}")
 
     def judged(self, inputs: Any, outputs: Outputs, when: str = "") -> None:
-        """Raises Failure where the outputs are outside the error budget of these inputs."""
+        """Raises Failure where the outputs are outside the error budget of these inputs, NotRun where these inputs have
+        no budget because the low-precision reference is too far off itself."""
         if complaint := self.ask_judge(inputs, outputs):
+            if complaint.startswith(VOID):
+                raise NotRun(complaint)
             raise Failure(f"{when}{': ' if when else ''}{complaint}")
 
     def base(self) -> tuple[Any, Outputs]:
