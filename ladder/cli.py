@@ -27,15 +27,18 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main() -> None:
     """Entry point: one clear line for every error a user can cause."""
+    from _common.cute import CompileError
+    from ladder.bundle import BundleError
     from ladder.diff import DiffError
     from ladder.loader import LoadError
     from ladder.manifest import ManifestError
     from ladder.record import RecordError
+    from ladder.report_readme import ReadmeError
     from ladder.scaffold import ScaffoldError
 
     try:
         app(standalone_mode=True)
-    except (ManifestError, RecordError, LoadError, DiffError, ScaffoldError) as error:
+    except (ManifestError, RecordError, LoadError, DiffError, ScaffoldError, ReadmeError, BundleError, CompileError) as error:
         print(error, file=sys.stderr)
         raise SystemExit(USAGE) from None
     except OSError as error:
