@@ -1,0 +1,282 @@
+"""What finds a planted fault: every mutant (mutants.py) of the state kernels of rungs 002 to 004, run and judged.
+
+    python -m emulator.mutate                     the whole sweep; exit code 1 if a survivor is not justified
+    python -m emulator.mutate 003 sm_100a         one kernel
+    python -m emulator.mutate --table             the whole sweep, written to MUTATIONS.md
+
+A mutant runs on one small problem (one head, one V tile, more chunks than any ring has slots, a partial last chunk,
+strong gates at the ends of chunks so that a decay one row off is a different number), watched for races, with strict
+waits: the fixed schedule first, then seeded ones until something finds it. In this order it is found by
+
+    protocol   an error of the emulator (errors.py) other than the next
+    deadlock   no warp can go on
+    race       a finding of races.Races
+    numbers    o or the final state miss the budget of kernels/kda/budget.py against the fp64 oracle
+    proof      a survivor on sm_100a: SentryWard's verdict on it (ladder/verify.py)
+
+and its message says a place: the PTX line or source line of the fault or the nearest one it names. A survivor needs a
+line in survivors.py that says why; one that is found although it has such a line is a failure, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from _common.cute import Unit
+from kernels.kda import budget, inputs, oracle
+from kernels.kda.cases import Case
+from kernels.kda.contract import CHUNK
+
+from .cute_host import EmulatedTarget
+from .errors import Deadlock, EmulatorError
+from .hw import tensormap
+from .hw.errors import HwError, HwUnsupported
+from .launch import Device, decode
+from .mutants import Mutant, enumerate_mutants
+from .races import Races
+from .survivors import JUSTIFIED
+from .watch import Watch
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNGS = {"002": "002-cute-fused", "003": "003-cute-pipeline", "004": "004-prezeroed-aqk"}
+SOURCES = {"sm_90a": "state_sm90.py", "sm_100a": "state_sm100.py"}
+K, V, CHUNKS, TAIL = 128, 64, 10, 20  # rings have up to 4 slots: each wraps twice; the last chunk has TAIL tokens
+SEEDS = (None, 1, 2, 3)
+HANG_S = 120
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """by: what found the mutant, or None. message: its first line or finding. place: where the message points,
+    relative to the fault; findings: how many races were reported."""
+
+    mutant: Mutant
+    by: str | None
+    seed: int | None
+    message: str = ""
+    place: str = ""
+    findings: int = 0
+    seconds: float = 0.0
+
+
+class Problem:
+    """One head: the state stage's operands, as fla's stages round them, the exact answer and its budget."""
+
+    def __init__(self, chunks: int = CHUNKS, tail: int = TAIL, K: int = K, V: int = V, seed: int = 0):
+        case = Case("mutants", 1, CHUNK * (chunks - 1) + tail, 1, 1, K, V, initial_state=True, gpu=False)
+        call = inputs.make(case, "slow", "pre", seed).call()
+        rows = torch.arange(case.T) % CHUNK
+        ends = (rows == 0) | (rows == CHUNK - 1) | (torch.arange(case.T) == case.T - 1)
+        call["g"] = torch.where(ends[None, :, None, None], -0.5, call["g"])
+        self.scale = K**-0.5
+        self.reference = budget.reference(oracle.chunked(**call), **call)
+        self.operands = state_operands(call)
+
+    def outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        nan = float("nan")
+        u, h0 = self.operands["u"], self.operands["h0"]
+        return torch.full_like(u, nan), torch.full_like(h0, nan)
+
+    def judge(self, o: torch.Tensor, ht: torch.Tensor) -> str:
+        """Why the outputs are wrong, or ""."""
+        return "; ".join(v.reason for v in budget.judge(o, ht, self.reference) if not v.passed)
+
+
+def state_operands(call: dict) -> dict[str, torch.Tensor]:
+    """qg, w, kg, u, Aqk, g2 (log2 units), h0 of a contract call, rounded where fla's stages round
+    (kernels/kda/ALGORITHM.md)."""
+    io = call["q"].dtype
+    x = oracle.prepare(**call, dtype=torch.float32)
+    B, T, HV, K = x.q.shape
+    out = {n: torch.empty(B, T, HV, K, dtype=io) for n in ("qg", "w", "kg")}
+    out |= {"u": torch.empty_like(x.v, dtype=io), "Aqk": torch.zeros(B, T, HV, CHUNK, dtype=io)}
+    out["g2"] = torch.empty(B, T, HV, K)
+    for start in range(0, T, CHUNK):
+        at = slice(start, start + CHUNK)
+        q, k, v, g, beta = (t[:, at].transpose(1, 2) for t in (x.q, x.k, x.v, x.g, x.beta))
+        G = g.cumsum(2)
+        decay = oracle.pairwise_decay(G)
+        Aqk = x.scale * torch.einsum("bhik,bhijk,bhjk->bhij", q, decay, k)
+        Akk = torch.einsum("bhik,bhijk,bhjk->bhij", beta[..., None] * k, decay, k).tril(-1)
+        eye = torch.eye(G.shape[2]).expand_as(Akk)
+        inverse = torch.linalg.solve_triangular(eye + Akk, eye, upper=False, unitriangular=True).to(io).float()
+        w, u = (inverse @ (beta[..., None] * t).to(io).float() for t in (k * G.exp(), v))
+        found = {"qg": q * G.exp(), "w": w, "kg": k * (G[:, :, -1:] - G).exp(), "u": u, "g2": G / torch.tensor(2.0).log()}
+        for name, value in found.items():
+            out[name][:, at] = value.transpose(1, 2).to(out[name].dtype)
+        out["Aqk"][:, at, :, : Aqk.shape[-1]] = Aqk.transpose(1, 2).to(io)
+    return {n: out[n] for n in ("qg", "w", "kg", "u", "Aqk", "g2")} | {"h0": x.state}
+
+
+# ---- running ----
+
+
+class _Maps(Device):
+    """A device that drops the swizzle of one tensor map among the parameters of what it launches."""
+
+    drop: int | None = None
+
+    def launch(self, text, kernel, grid, block, smem, params, cluster=(1, 1, 1), memory=None):
+        if self.drop is not None:
+            at = decode(text).kernels[kernel].params[self.drop].offset
+            m = tensormap.decode(params[at : at + 128])
+            raw = tensormap.encode(address=m.address, dtype=m.dtype, dims=m.dims, strides=m.strides, box=m.box,
+                                   swizzle="none", fill=m.fill, estrides=m.estrides)  # fmt: skip
+            params = params[:at] + raw + params[at + 128 :]
+        return super().launch(text, kernel, grid, block, smem, params, cluster, memory)
+
+
+class _Uses(Watch):
+    """Which mbarriers each PTX line works on, and where bulk loads write."""
+
+    def __init__(self):
+        self.barriers: dict[int, set[int]] = {}
+        self.tiles: set[int] = set()
+
+    def mbarrier(self, machine, f, ins, event, cta, offset, detail):
+        op = machine.performing
+        if ins is None and op is not None:
+            ins = op.ins
+        if ins is not None:
+            self.barriers.setdefault(ins.line, set()).add(offset)
+
+    def async_access(self, machine, op, kind, space, cta, address, nbytes):
+        if space == "shared" and kind == "write":
+            self.tiles.add(int(address.min()))
+
+
+class Subject:
+    """The state kernel of a rung for an architecture, on a problem."""
+
+    def __init__(self, rung: str, arch: str, problem: Problem):
+        self.rung, self.arch, self.problem = rung, arch, problem
+        self.source = ROOT / "ideas" / RUNGS[rung] / SOURCES[arch]
+        x = problem.operands
+        params = [("K", x["qg"].shape[-1]), ("V", x["u"].shape[-1]), ("dtype", "bfloat16"), ("has_h0", True)]
+        if arch == "sm_90a" and rung != "002":
+            params.append(("v_tile", 64))
+        self.target = EmulatedTarget(arch, device=_Maps(arch))
+        self.function = self.target.load(Unit("kda_state", self.source, arch, tuple(params)))
+        self.ptx = self.function.ptx
+        (self.kernel,) = decode(self.ptx).kernels
+        self._mutants: list[Mutant] | None = None
+
+    def run(self, ptx: str | None = None, seed: int | None = None, watch: Watch | None = None,
+            mutant: Mutant | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """(o, ht) of one launch."""
+        device = _Maps(self.arch, seed, watch)
+        device.drop = mutant.tensor_map if mutant else None
+        self.target.device = device
+        self.function.ptx = ptx or self.ptx
+        operands = dict(self.problem.operands)
+        if mutant and mutant.operand:
+            a = operands[mutant.operand] = operands[mutant.operand].clone()
+            row = torch.arange(a.shape[1]) % CHUNK
+            a[0, torch.arange(CHUNK)[None, :].gt(row[:, None])[:, None, :].expand(-1, a.shape[2], -1)] = float("nan")
+        o, ht = self.problem.outputs()
+        with _limit(HANG_S):
+            self.function(*operands.values(), o, ht, self.problem.scale)
+        return o, ht
+
+    @property
+    def mutants(self) -> list[Mutant]:
+        if self._mutants is None:
+            uses = _Uses()
+            self.run(watch=uses)
+            maps = self._tensor_maps()
+            self._mutants = enumerate_mutants(self.ptx, self.kernel, uses.barriers, sorted(uses.tiles), maps, ("Aqk",))
+            self.barriers = uses.barriers
+        return self._mutants
+
+    def _tensor_maps(self) -> dict[int, str]:
+        found = {}
+
+        class Look(Device):
+            def launch(self, text, kernel, grid, block, smem, params, cluster=(1, 1, 1), memory=None):
+                for i, p in enumerate(decode(text).kernels[kernel].params):
+                    if p.size == 128:
+                        found[i] = tensormap.decode(params[p.offset : p.offset + 128]).swizzle
+
+        self.target.device = Look(self.arch)
+        self.function(*self.problem.operands.values(), *self.problem.outputs(), self.problem.scale)
+        return found
+
+    def try_mutant(self, mutant: Mutant, seeds: tuple[int | None, ...] = SEEDS) -> Outcome:
+        """Run under one schedule after another until something finds it."""
+        started, ptx = time.monotonic(), mutant.apply(self.ptx)
+        for seed in seeds:
+            watch = Races()
+            by, message = None, ""
+            try:
+                o, ht = self.run(ptx, seed, watch, mutant)
+            except Deadlock as error:
+                by, message = "deadlock", str(error)
+            except (EmulatorError, HwError, HwUnsupported) as error:
+                notes = " ".join(getattr(error, "__notes__", ()))
+                by, message = "protocol", f"{type(error).__name__}: {error} {notes}".strip()
+            except TimeoutError as error:
+                by, message = "hang", str(error)
+            else:
+                found = watch.report()
+                if found:
+                    by, message = "race", _nearest(found, mutant)
+                elif reason := self.problem.judge(o, ht):
+                    by, message = "numbers", reason
+            if by:
+                place = self.place(mutant, message if by != "race" else "\n".join(watch.report()))
+                return Outcome(mutant, by, seed, message, place, len(watch.findings), time.monotonic() - started)
+        return Outcome(mutant, None, None, seconds=time.monotonic() - started)
+
+    def place(self, mutant: Mutant, message: str) -> str:
+        """How near to the fault the message points."""
+        if not mutant.line:
+            return "names no place" if "PTX line" not in message else "its consumer"
+        lines = [int(n) for n in re.findall(r"PTX line (\d+)", message)]
+        sources = [int(n) for n in re.findall(rf"{SOURCES[self.arch]}:(\d+)", message)]
+        barriers = self.barriers.get(mutant.line, set()) | set(mutant.barriers or ())
+        changed = {mutant.line, *(n for n, text in mutant.edits if text)}
+        if changed & set(lines):
+            return "its line"
+        if mutant.source and mutant.source[1] in sources:
+            return "its source line"
+        if any(re.search(rf"0x{offset:x}\b", message) for offset in barriers):
+            return "its barrier"
+        nearest = min((abs(n - mutant.line) for n in lines), default=None)
+        if nearest is None:
+            return "none"
+        return f"{nearest} PTX lines away"
+
+
+def _nearest(found: list[str], mutant: Mutant) -> str:
+    def distance(message: str) -> int:
+        return min((abs(int(n) - mutant.line) for n in re.findall(r"PTX line (\d+)", message)), default=1 << 30)
+
+    return min(found, key=distance)
+
+
+@contextlib.contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError in the main thread after `seconds`."""
+
+    def stop(*_):
+        raise TimeoutError(f"still running after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
