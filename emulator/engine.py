@@ -11,6 +11,7 @@ completed by the scheduler, as late as it can unless a seed says otherwise.
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -120,6 +121,8 @@ class Machine(binding.Operands):
         self.regs = [None] * len(kernel.registers)
         self.code = [None] * len(kernel.code) + [lambda f: EXIT]
         self.counts = [0] * len(self.code)  # warp instructions executed, per instruction
+        self.step = 0  # instructions that the scheduler has run, whatever their width
+        self.by_warp = None  # warp instructions per instruction and warp of the batch, where a watcher wants them
         self.lane = np.arange(self.lanes)
         self.cta_of_lane = self.lane // self.lanes_per_cta
         self.cta_of_warp = np.arange(self.batch * self.warps_per_cta) // self.warps_per_cta
@@ -264,6 +267,8 @@ class Machine(binding.Operands):
         self.events, self.polled, self.expired, self.expired_at = 0, -1, set(), 0
         self.runnable, self.blocked, self.parked = [], [], []
         if self.watch:
+            if self.watch.counts_warps:
+                self.by_warp = np.zeros((len(self.code), self.batch * self.warps_per_cta), np.int64)
             self.watch.batch_begin(self, first, count)
         lanes = np.nonzero(self.live)[0]
         if self.rng is None:
@@ -335,6 +340,9 @@ class Machine(binding.Operands):
         stop = min((p for p in others if p > f.pc), default=-1)
         left = QUANTUM if self.rng is None else self.rng.randint(1, 300)
         code, counts, nwarps, pc = self.code, self.counts, len(f.warps), f.pc
+        by_warp, warps = self.by_warp, f.warps
+        if self.watch:
+            self.watch.turn(self, f)
         while True:
             step = code[pc]
             if step is None:
@@ -342,6 +350,9 @@ class Machine(binding.Operands):
                 step = code[pc] = binding.bind(self, self.kernel.code[pc])
             f.pc = pc
             counts[pc] += nwarps
+            self.step += 1
+            if by_warp is not None:
+                by_warp[pc, warps] += 1
             r = step(f)
             if r is None:
                 pc += 1
@@ -377,6 +388,8 @@ class Machine(binding.Operands):
         elif isinstance(r, Wait):
             self.blocked.append((f, r))
             self.polled = -1  # it may be satisfied already, for some lanes
+            if self.watch:
+                self.watch.wait_begin(self, f, r)
         else:
             raise TypeError(f"handler returned {r!r}")
 
@@ -424,6 +437,8 @@ class Machine(binding.Operands):
                 f.pc += 1
             f.tired = 0
             woken.append(f)
+            if self.watch:
+                self.watch.wait_end(self, f)
         self.blocked = still
         for f in woken:
             self._add(f)
@@ -495,11 +510,10 @@ class Machine(binding.Operands):
         text = f"kernel {self.kernel.name}, CTA {self.cta_name(ctas[0])}" + (
             f" and {len(ctas) - 1} more" if len(ctas) > 1 else ""
         )
-        text += f", warp {_ranges(warps)}, {f.n} lanes"
+        text += f", warp {ranges(warps)}, lanes {ranges(np.unique(f.lanes & 31))}"
         if ins is not None:
             text += f", PTX line {ins.line}: {ins.text[:120]}"
-            if ins.source:
-                text += f", source {ins.source[0]}:{ins.source[1]}"
+            text += source(ins)
         return text
 
     def _deadlock(self):
@@ -508,8 +522,17 @@ class Machine(binding.Operands):
             lines.append(f"  waits on {wait.describe(f)} [{self.where(f)}]")
         for f in self.parked:
             missing = sorted(set(range(32)) - set((f.lanes[f.lanes >> 5 == f.warps[0]] & 31).tolist()))
-            lines.append(f"  waits for lanes {_ranges(missing)} of its warp [{self.where(f)}]")
+            lines.append(f"  waits for lanes {ranges(missing)} of its warp [{self.where(f)}]")
         return Deadlock("\n".join(lines))
+
+
+def source(ins):
+    """", source file:line" of an instruction, or ""; what is installed or below the current folder by its short name."""
+    if not ins.source:
+        return ""
+    file, line = ins.source
+    file = file.rpartition("site-packages/")[2]
+    return f", source {file.removeprefix(os.getcwd() + os.sep)}:{line}"
 
 
 def _poison(a):
@@ -517,7 +540,7 @@ def _poison(a):
     a.fill(False) if a.dtype == np.bool_ else a.fill(~a.dtype.type(0))
 
 
-def _ranges(values):
+def ranges(values):
     out, values = [], [int(v) for v in values]
     for v in values:
         if out and out[-1][1] == v - 1:

@@ -115,6 +115,8 @@ class Device:
             triple(cluster),
         )
         machine.strict_waits = self.strict_waits
+        if self.watch:
+            self.watch.launch(machine)
         machine.run()
         self.stats.append(_statistics(machine))
         return machine

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .engine import ranges, source
 from .memory import SHARED_WINDOW
 from .ops.mbarrier import table
 from .watch import Watch
@@ -88,6 +89,7 @@ class Races(Watch):
 
     def __init__(self):
         self.findings = {}
+        self.lanes = None  # of an ordinary access: (lane numbers, granules of each)
 
     def report(self):
         return list(self.findings.values())
@@ -120,7 +122,9 @@ class Races(Watch):
         for index, cta, local, clock in self._warps(f):
             w = index * machine.warps_per_cta + local
             mine = np.unique(cells if len(f.warps) == 1 else cells[of == w])
+            self.lanes = f.lanes[of == w] & 31, cells[of == w]
             self._check(index, cta, cta.shared, "shared", mine, kind, local, clock.gen[local], clock, True, f.pc)
+        self.lanes = None
 
     def async_access(self, machine, op, kind, space, cta, address, nbytes):
         if space == "global":
@@ -169,8 +173,7 @@ class Races(Watch):
 
     def _place(self, pc):
         ins = self.m.kernel.code[pc]
-        source = f", source {ins.source[0]}:{ins.source[1]}" if ins.source else ""
-        return f"PTX line {ins.line}: {ins.text[:90]}{source}"
+        return f"PTX line {ins.line}: {ins.text[:90]}{source(ins)}"
 
     def _found(self, what, where, cell, other, earlier):
         index, cta, space, agent, pc = where
@@ -182,7 +185,11 @@ class Races(Watch):
             else f"tensor memory lane {cell // 512}, column {cell % 512}"
         )
         text = f"{what}: kernel {self.m.kernel.name}, CTA {self.m.cta_name(index)}, {place}: "
-        text += f"{cta.names[agent]} at {self._place(pc)}"
+        text += cta.names[agent]
+        if self.lanes is not None:
+            lanes, cells = self.lanes
+            text += f", lanes {ranges(np.unique(lanes[(cells == cell).any(1)]))}"
+        text += f" at {self._place(pc)}"
         if other is not None:
             text += f"; not ordered after {cta.names[other]} at {self._place(earlier)}"
         self.findings[what, pc, earlier] = text

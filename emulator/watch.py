@@ -5,9 +5,18 @@ be overridden.
 Addresses are per lane; in space "shared" they are offsets within the CTA (machine.cta_of_lane[f.lanes] says which).
 """
 
+from __future__ import annotations
+
+import functools
+
 
 class Watch:
-    """Sees everything, does nothing."""
+    """Sees everything, does nothing. counts_warps: whether machine.by_warp is to be kept."""
+
+    counts_warps = False
+
+    def launch(self, machine):
+        """A kernel is about to run; machine.memory holds the allocations that it may touch."""
 
     def batch_begin(self, machine, first_cta, ctas):
         """A batch of CTAs starts; its shared memory and registers are fresh."""
@@ -50,3 +59,35 @@ class Watch:
 
     def cp_async_wait(self, machine, f, ins, allowed):
         """cp.async.wait_group or wait_all."""
+
+    def turn(self, machine, f):
+        """The scheduler lets `f` run, at machine.step, until it blocks, splits, exits or has used up its turn."""
+
+    def wait_begin(self, machine, f, wait):
+        """f is blocked (an engine.Wait)."""
+
+    def wait_end(self, machine, f):
+        """f, or a part of what was blocked, can go on."""
+
+
+EVENTS = [name for name in vars(Watch) if not name.startswith("_") and name != "counts_warps"]
+
+
+class Together(Watch):
+    """Several watchers at once, each told of what it has a method for."""
+
+    def __init__(self, *watchers):
+        self.watchers = watchers
+        self.counts_warps = any(w.counts_warps for w in watchers)
+        for name in EVENTS:
+            own = [getattr(w, name) for w in watchers if getattr(type(w), name) is not getattr(Watch, name)]
+            setattr(self, name, own[0] if len(own) == 1 else functools.partial(_each, own))
+
+    def report(self):
+        """The findings of all."""
+        return [text for w in self.watchers if hasattr(w, "report") for text in w.report()]
+
+
+def _each(methods, *args):
+    for method in methods:
+        method(*args)

@@ -236,7 +236,8 @@ def _context(conn: Connection, a: Assignment, installed: contextlib.ExitStack) -
     from ladder.checks.context import Context
     from ladder.loader import load
 
-    launches = _emulate(a.arch, installed) if a.kind == "emulated" else None
+    emulator = _emulate(a.arch) if a.kind == "emulated" else None
+    launches = emulator and (lambda: [launch["kernel"] for launch in emulator.stats])
     import torch
 
     device = torch.device("cuda", torch.cuda.current_device()) if a.kind == "cuda" else torch.device("cpu")
@@ -252,7 +253,7 @@ def _context(conn: Connection, a: Assignment, installed: contextlib.ExitStack) -
     import ladder.checks  # noqa: F401  (all that judges is imported before the rung is)
 
     trusted, foreign = tamper.snapshot(), _watch_files(a.folder)
-    return Context(load(a.folder), a.arch, a.kind, device, a.seed, a.probe, ask_judge, launches, a.replaces, foreign, trusted)
+    return Context(load(a.folder), a.arch, a.kind, device, a.seed, a.probe, ask_judge, launches, emulator, a.replaces, foreign, trusted)
 
 
 def _watch_files(folder: Path) -> Callable[[], list[str]]:
@@ -270,8 +271,8 @@ def _watch_files(folder: Path) -> Callable[[], list[str]]:
     return lambda: list(opened)
 
 
-def _emulate(arch: str, installed: contextlib.ExitStack) -> Callable[[], list[str]]:
-    """Make the emulator this process's device, for Triton and for CuTe units; returns its launch log."""
+def _emulate(arch: str) -> Any:
+    """Make the emulator this process's device, for Triton and for CuTe units; returns it."""
     from ladder.checks.context import NotRun
 
     try:
@@ -283,7 +284,7 @@ def _emulate(arch: str, installed: contextlib.ExitStack) -> Callable[[], list[st
     autotune.use_recorded(triton_driver.DEVICES[arch][1])
     device = triton_driver.activate(arch)
     target.install(EmulatedTarget(device=device))
-    return lambda: [launch["kernel"] for launch in device.stats]
+    return device
 
 
 def _decide(context: Any, task: Task) -> Outcome:
@@ -297,6 +298,8 @@ def _decide(context: Any, task: Task) -> Outcome:
             tally = checks.hostile.run(context, "", task.specs)
         else:
             tally = checks.ALL[task.property](context)
+        if isinstance(tally, str):
+            return Outcome(PASSED, tally)
         return Outcome(PASSED, checks.hostile.told(tally), cases=_counts(tally)) if tally else Outcome(PASSED)
     except NotRun as reason:
         return Outcome(NOT_RUN, str(reason))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from kernels.kda.hostile import FAMILIES
-from ladder.checks import honesty, hostile, malformed, memory, streams, values
+from ladder.checks import emulated, honesty, hostile, malformed, memory, streams, values
 
 # Order: cheap explanations of a failure before expensive ones.
 ALL = {
+    "emulated: no findings": emulated.no_findings,
     "every row written": values.every_row_written,
     "first output survives": memory.first_output_survives,
     "reused input memory": memory.reused_input_memory,

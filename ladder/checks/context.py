@@ -46,6 +46,7 @@ class Context:
     probe: Cell
     ask_judge: Callable[[Any, Outputs], str | None]
     launches: Callable[[], list[str]] | None = None
+    emulator: Any = None  # the emulator.Device, where kind is "emulated"
     replaces: tuple[str, ...] = ()  # stages of fla's that the rung says it replaces
     foreign: Callable[[], list[str]] = list  # other rungs' files that this process has opened
     trusted: dict[str, dict[str, Any]] = field(default_factory=dict)  # ladder.tamper.snapshot from before the rung came
