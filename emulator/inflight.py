@@ -1,10 +1,10 @@
 """Registers that asynchronous instructions own: results of tcgen05.ld and wgmma before their wait, operands of wgmma.
 
 PTX ISA: tcgen05.wait::ld must come before a register loaded by tcgen05.ld is used, wgmma.wait_group before an
-accumulator (or an A register) of wgmma.mma_async is touched, and wgmma.fence after such a register was written and
-before the next wgmma reads it. Compilers move register copies (mov) across these instructions, which the assembler
-sees through, so a copy of a register in flight is in flight too, and a copy into a wgmma operand does not count as a
-write. Everything else that touches one raises ProtocolError.
+accumulator (or an A register) of wgmma.mma_async is touched, and wgmma.fence after such a register was written, or an
+accumulator read, and before the next wgmma with it. Compilers move register copies (mov) across these instructions,
+which the assembler sees through, so a copy of a register in flight is in flight too, and a copy into or out of a wgmma
+operand is no access. Everything else that touches one raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def registers(op):
 
 class InFlight:
     """Per register and warp: 0, or 1 + the group whose completion frees it. `busy`: results to come; `lent`: A
-    operands of wgmma, which may be read but not written; `dirty`: wgmma operands written since the warp's last
-    wgmma.fence."""
+    operands of wgmma, which may be read but not written; `dirty`: wgmma operands written, and accumulators read,
+    since the warp's last wgmma.fence."""
 
     def __init__(self, kernel):
         self.names = kernel.registers
-        self.tracked, self.operands = set(), set()
+        self.tracked, self.operands, self.accumulators = set(), set(), set()
         moves = []
         # no side effect orders register arithmetic against tcgen05.wait::ld, so compilers move it; wgmma's they leave
         self.follow_all = any(i.opcode.startswith("tcgen05.ld") for i in kernel.code)
@@ -49,6 +49,7 @@ class InFlight:
                 self.tracked.update(registers(ins.operands[0]))
             elif ins.opcode.startswith("wgmma.mma_async"):
                 regs = registers(ins.operands[0]) + registers(ins.operands[1]) * isinstance(ins.operands[1], ptx.Vec)
+                self.accumulators.update(registers(ins.operands[0]))
                 self.tracked.update(regs)
                 self.operands.update(regs)
             elif self.follows(ins):
@@ -112,6 +113,7 @@ class InFlight:
             return self._guard_move(m, ins, run)
         stores = ins.opcode.startswith(("st", "red", "tcgen05", "cp", "bra"))
         written = [] if stores else [i for i in registers(ins.operands[0]) if i in self.operands]
+        accessed = [i for i in used if i in self.accumulators or i in written]
 
         def guarded(f):
             if self.busy:
@@ -127,7 +129,7 @@ class InFlight:
                         "for (tcgen05.wait::ld or wgmma.wait_group is missing)"
                     )
             self.check_lent(written, f)
-            for i in written:
+            for i in accessed:
                 self.dirty.setdefault(i, np.zeros(self.warps, bool))[f.warps] = True
             return run(f)
 
@@ -167,7 +169,7 @@ class InFlight:
             a = self.dirty.get(i)
             if a is not None and a[warps].any():
                 raise ProtocolError(
-                    f"wgmma uses register {self.name(i)}, written since the last wgmma.fence of this warp"
+                    f"wgmma uses register {self.name(i)}, accessed since the last wgmma.fence of this warp"
                 )
 
     def fence(self, warps):

@@ -188,7 +188,7 @@ class _Scanner:
     def __init__(self, text):
         self.module = Module()
         self.kernel = None
-        self.source = None
+        self.source, self.inline = None, False
         self.scope, self.names = 0, [{}]
         self.depth = 0
         self.skipping = False  # body of a .func: not executed, call is unsupported
@@ -208,12 +208,15 @@ class _Scanner:
 
     def feed(self, line, number):
         if "//" in line:
-            line = re.sub(r"//.*", "", line)
+            line, comment = line.split("//", 1)
+            if "inline asm" in comment:  # within, .loc counts on from the statement's line: not lines of the source
+                self.inline = "begin" in comment
         if not self.buffer:
             head = line.strip()
             if head.startswith(".loc"):
                 words = head.replace(",", " ").split()
-                self.source = (int(words[1]), int(words[2]))
+                if not self.inline:
+                    self.source = (int(words[1]), int(words[2]))
                 return
             if head.startswith(".file"):
                 m = re.match(r'\.file\s+(\d+)\s+"(.*?)"', head)

@@ -10,6 +10,7 @@ import emulator
 from _common import target
 from _common.cute import Unit
 from emulator.cute_host import EmulatedTarget
+from emulator.launch import decode
 
 HERE = Path(__file__).parent
 STATE = {"sm_90a": "state_sm90.py", "sm_100a": "state_sm100.py"}
@@ -64,15 +65,13 @@ def error(a, b):
     return ((a.double() - b).norm(dim=-1) / n.clamp(min=n.mean())).max().item()
 
 
+def state_unit(arch, K=64, V=64):
+    source = HERE.parents[1] / "ideas/002-cute-fused" / STATE[arch]
+    return Unit("kda_state", source, arch, (("K", K), ("V", V), ("dtype", "bfloat16"), ("has_h0", True)))
+
+
 def run_state(emulated, x, edit=None):
-    K, V = x[0].shape[-1], x[3].shape[-1]
-    unit = Unit(
-        "kda_state",
-        HERE.parents[1] / "ideas/002-cute-fused" / STATE[emulated.arch],
-        emulated.arch,
-        (("K", K), ("V", V), ("dtype", "bfloat16"), ("has_h0", True)),
-    )
-    fn = emulated.load(unit)
+    fn = emulated.load(state_unit(emulated.arch, x[0].shape[-1], x[3].shape[-1]))
     if edit:
         assert edit[0] in fn.ptx
         fn.ptx = fn.ptx.replace(*edit)
@@ -107,3 +106,13 @@ def test_removed_waits_are_found_at_their_line(arch, removed, finding):
         run_state(EmulatedTarget(arch), operands(1, 100, 1, 64, 64), edit)
     if "dealloc" not in removed:
         assert STATE[arch] in str(e.value)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_source_lines_of_inline_assembly(arch):
+    """The compilers' .loc inside inline assembly counts on from the statement that it stands for."""
+    fn = EmulatedTarget(arch).load(state_unit(arch))
+    source = state_unit(arch).source.read_text().split("\n")
+    (kernel,) = decode(fn.ptx).kernels.values()
+    waits = [i for i in kernel.code if i.opcode.startswith("mbarrier.try_wait")]
+    assert waits and all("mbarrier_wait(" in source[i.source[1] - 1] for i in waits)
