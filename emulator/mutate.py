@@ -11,6 +11,7 @@ waits: the fixed schedule first, then seeded ones until something finds it. In t
     protocol   an error of the emulator (errors.py) other than the next
     deadlock   no warp can go on
     race       a finding of races.Races
+    memory     a finding of memwatch.MemoryWatch: mbarrier storage, barrier counts at the end, global memory
     numbers    o or the final state miss the budget of kernels/kda/budget.py against the fp64 oracle
     proof      a survivor on sm_100a: SentryWard's verdict on it (ladder/verify.py)
 
@@ -22,12 +23,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,37 +47,39 @@ from .errors import Deadlock, EmulatorError
 from .hw import tensormap
 from .hw.errors import HwError, HwUnsupported
 from .launch import Device, decode
+from .memwatch import MemoryWatch
 from .mutants import Mutant, enumerate_mutants
 from .races import Races
 from .survivors import JUSTIFIED
-from .watch import Watch
+from .watch import Together, Watch
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNGS = {"002": "002-cute-fused", "003": "003-cute-pipeline", "004": "004-prezeroed-aqk"}
 SOURCES = {"sm_90a": "state_sm90.py", "sm_100a": "state_sm100.py"}
-K, V, CHUNKS, TAIL = 128, 64, 10, 20  # rings have up to 4 slots: each wraps twice; the last chunk has TAIL tokens
+K, V, TAIL = 128, 64, 20  # the last chunk has TAIL tokens
+CHUNKS = {("002", "sm_90a"): 4, ("002", "sm_100a"): 4, ("003", "sm_90a"): 10, ("003", "sm_100a"): 6}
+CHUNKS |= {("004", arch): CHUNKS["003", arch] for arch in SOURCES}  # each ring wraps twice, and a bit
 SEEDS = (None, 1, 2, 3)
 HANG_S = 120
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """by: what found the mutant, or None. message: its first line or finding. place: where the message points,
-    relative to the fault; findings: how many races were reported."""
+    """by: what found the mutant, or None. message: the error, or the finding nearest to the fault. place: where all that
+    was said points, relative to the fault."""
 
     mutant: Mutant
     by: str | None
     seed: int | None
     message: str = ""
     place: str = ""
-    findings: int = 0
     seconds: float = 0.0
 
 
 class Problem:
     """One head: the state stage's operands, as fla's stages round them, the exact answer and its budget."""
 
-    def __init__(self, chunks: int = CHUNKS, tail: int = TAIL, K: int = K, V: int = V, seed: int = 0):
+    def __init__(self, chunks: int, tail: int = TAIL, K: int = K, V: int = V, seed: int = 0):
         case = Case("mutants", 1, CHUNK * (chunks - 1) + tail, 1, 1, K, V, initial_state=True, gpu=False)
         call = inputs.make(case, "slow", "pre", seed).call()
         rows = torch.arange(case.T) % CHUNK
@@ -186,6 +191,12 @@ class Subject:
             row = torch.arange(a.shape[1]) % CHUNK
             a[0, torch.arange(CHUNK)[None, :].gt(row[:, None])[:, None, :].expand(-1, a.shape[2], -1)] = float("nan")
         o, ht = self.problem.outputs()
+        for w in getattr(watch, "watchers", ()):
+            if isinstance(w, MemoryWatch):
+                for name, tensor in operands.items():
+                    w.protect(tensor, name)
+                w.fresh(o, "o")
+                w.fresh(ht, "ht")
         with _limit(HANG_S):
             self.function(*operands.values(), o, ht, self.problem.scale)
         return o, ht
@@ -217,10 +228,10 @@ class Subject:
         """Run under one schedule after another until something finds it."""
         started, ptx = time.monotonic(), mutant.apply(self.ptx)
         for seed in seeds:
-            watch = Races()
+            races, memory = Races(), MemoryWatch()
             by, message = None, ""
             try:
-                o, ht = self.run(ptx, seed, watch, mutant)
+                o, ht = self.run(ptx, seed, Together(races, memory), mutant)
             except Deadlock as error:
                 by, message = "deadlock", str(error)
             except (EmulatorError, HwError, HwUnsupported) as error:
@@ -229,14 +240,14 @@ class Subject:
             except TimeoutError as error:
                 by, message = "hang", str(error)
             else:
-                found = watch.report()
+                found = races.report() or memory.report()
                 if found:
-                    by, message = "race", _nearest(found, mutant)
+                    by, message = "race" if races.findings else "memory", _nearest(found, mutant)
                 elif reason := self.problem.judge(o, ht):
                     by, message = "numbers", reason
             if by:
-                place = self.place(mutant, message if by != "race" else "\n".join(watch.report()))
-                return Outcome(mutant, by, seed, message, place, len(watch.findings), time.monotonic() - started)
+                place = self.place(mutant, "\n".join([message, *races.report(), *memory.report()]))
+                return Outcome(mutant, by, seed, message, place, time.monotonic() - started)
         return Outcome(mutant, None, None, seconds=time.monotonic() - started)
 
     def place(self, mutant: Mutant, message: str) -> str:
@@ -280,3 +291,170 @@ def _limit(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+# ---- judging ----
+
+
+def prove(rung: str, mutant: Mutant, tokens: int = CHUNK) -> str:
+    """SentryWard's verdict on a mutant of a Blackwell kernel at `tokens`: "race free", or what it found."""
+    from ladder import verify
+    from ladder.verify_input import Shape, record
+
+    launch = record(verify.state_unit(ROOT / "ideas" / RUNGS[rung], "sm_100a"), Shape(tokens))
+    rows = list(verify.races(replace(launch, ptx=mutant.apply(launch.ptx))))
+    bad = [f"{name}: {reason}" for name, outcome, reason, _ in rows if outcome != verify.PASSED]
+    return "; ".join(bad) or "race free"
+
+
+def verdict(rung: str, arch: str, outcome: Outcome) -> str:
+    """Why an outcome is a failure, or "": a survivor without a reason, or one with a reason that was found."""
+    reason = JUSTIFIED.get((_original(rung, arch), arch), {}).get(outcome.mutant.name)
+    if outcome.by is None and reason is None:
+        return f"{rung} {arch}: {outcome.mutant.name} survives: line {outcome.mutant.line}, {outcome.mutant.text}"
+    if outcome.by is not None and reason is not None:
+        return f"{rung} {arch}: {outcome.mutant.name} is justified as a survivor, but found: {outcome.message[:200]}"
+    return ""
+
+
+def _original(rung: str, arch: str) -> str:
+    """004's state kernels are 003's, byte for byte, unless someone changes one of them."""
+    theirs, ours = (ROOT / "ideas" / RUNGS[r] / SOURCES[arch] for r in ("003", rung))
+    return "003" if rung == "004" and theirs.read_bytes() == ours.read_bytes() else rung
+
+
+_subject: Subject | None = None
+
+
+def _start(rung: str, arch: str) -> None:
+    global _subject
+    torch.set_num_threads(1)
+    _subject = Subject(rung, arch, Problem(CHUNKS[rung, arch]))
+
+
+def _try(index: int) -> Outcome:
+    assert _subject is not None
+    return _subject.try_mutant(_subject.mutants[index])
+
+
+def sweep(rung: str, arch: str, only: str = "", jobs: int = 1,
+          on_outcome: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:  # fmt: skip
+    """Try every mutant of one kernel whose name contains `only`; on sm_100a SentryWard judges the survivors."""
+    subject = Subject(rung, arch, Problem(CHUNKS[rung, arch]))
+    chosen = [i for i, m in enumerate(subject.mutants) if only in m.name]
+    outcomes = []
+    with multiprocessing.get_context("spawn").Pool(jobs, _start, (rung, arch)) as pool:
+        for outcome in pool.imap(_try, chosen):
+            if outcome.by is None and arch == "sm_100a" and outcome.mutant.edits:
+                said = prove(rung, outcome.mutant)
+                by = None if said == "race free" else "proof"
+                outcome = replace(outcome, by=by, message=f"SentryWard: {said}")
+            outcomes.append(outcome)
+            on_outcome(outcome)
+    return outcomes
+
+
+# ---- the table ----
+
+BY = ("protocol", "deadlock", "race", "memory", "hang", "numbers", "proof")
+
+
+def table(results: dict[tuple[str, str], list[Outcome]]) -> str:
+    """MUTATIONS.md."""
+    said = __doc__.split("\n\n", 2)[2].strip()
+    parts = [
+        "# Mutants of the state kernels, and what found them\n",
+        "Written by `python -m emulator.mutate --table`; what the kinds mean stands in `mutants.py`.\n",
+        said + "\n",
+        f"Problem: K = {K}, V = {V}, bf16, one head; chunks: "
+        + ", ".join(f"{n} for {rung} on {arch}" for (rung, arch), n in CHUNKS.items()) + f"; the last has {TAIL} tokens.\n",
+        "## Totals\n",
+        _row("rung", "arch", "mutants", *BY, "survivors"),
+        _row(*["---"] * (4 + len(BY))),
+    ]
+    for (rung, arch), outcomes in results.items():
+        count = Counter(o.by for o in outcomes)
+        parts.append(_row(rung, arch, len(outcomes), *(count[by] for by in BY), count[None]))
+    parts += ["", "## By kind, all kernels\n", _row("kind", "mutants", *BY, "survivors"), _row(*["---"] * (3 + len(BY)))]
+    every = [o for outcomes in results.values() for o in outcomes]
+    for kind in dict.fromkeys(o.mutant.kind for o in every):
+        count = Counter(o.by for o in every if o.mutant.kind == kind)
+        parts.append(_row(kind, sum(count.values()), *(count[by] for by in BY), count[None]))
+    parts += ["", "## Where the messages point\n", _row("found by", *PLACES), _row(*["---"] * (1 + len(PLACES)))]
+    for by in BY:
+        count = Counter(_coarse(o.place) for o in every if o.by == by)
+        parts.append(_row(by, *(count[p] for p in PLACES)))
+    parts += ["", "## Survivors\n", _row("rung", "arch", "mutant", "line", "source", "why"), _row(*["---"] * 6)]
+    for (rung, arch), outcomes in results.items():
+        for o in outcomes:
+            if o.by is None:
+                why = JUSTIFIED.get((_original(rung, arch), arch), {}).get(o.mutant.name, "**not justified**")
+                parts.append(_row(rung, arch, o.mutant.name, o.mutant.line, _source(o), f"{why} {o.message}".strip()))
+    for (rung, arch), outcomes in results.items():
+        parts += ["", f"## {rung}, {arch}\n"]
+        if _original(rung, arch) != rung:
+            parts.append(f"The kernel is {_original(rung, arch)}'s, byte for byte: see there.")
+            continue
+        parts += [_row("mutant", "PTX line", "source line", "found by", "seed", "its message points at"),
+                  _row(*["---"] * 6)]  # fmt: skip
+        parts += [_row(o.mutant.name, o.mutant.line or "", _source(o), o.by or "-", "" if o.seed is None else o.seed,
+                       o.place) for o in outcomes]  # fmt: skip
+    return "\n".join(parts) + "\n"
+
+
+PLACES = ("its line", "its source line", "its barrier", "at most 30 PTX lines away", "further away", "no place")
+
+
+def _coarse(place: str) -> str:
+    if place in PLACES:
+        return place
+    if away := re.match(r"(\d+) PTX lines", place):
+        return PLACES[3] if int(away[1]) <= 30 else PLACES[4]
+    return PLACES[5]
+
+
+def _source(o: Outcome) -> str:
+    return f"{Path(o.mutant.source[0]).name}:{o.mutant.source[1]}" if o.mutant.source else ""
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(c).replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m emulator.mutate", description=__doc__.split("\n", 1)[0])
+    p.add_argument("rung", nargs="?", choices=RUNGS, help="one rung; all without it")
+    p.add_argument("arch", nargs="?", choices=SOURCES, help="one architecture; both without it")
+    p.add_argument("--only", default="", help="mutants whose name contains this")
+    p.add_argument("--jobs", type=int, default=1, help="processes")
+    p.add_argument("--table", action="store_true", help="write MUTATIONS.md (needs the whole sweep)")
+    a = p.parse_args(arguments)
+    if a.table and (a.rung or a.only):
+        p.error("--table: takes the whole sweep, no rung and no --only")
+    results, faults = {}, []
+    for rung in [a.rung] if a.rung else RUNGS:
+        for arch in [a.arch] if a.arch else SOURCES:
+            same = results.get((_original(rung, arch), arch))
+            results[rung, arch] = same or sweep(rung, arch, a.only, a.jobs, lambda o, r=rung, x=arch: _show(r, x, o))
+            faults += [f for o in results[rung, arch] if (f := verdict(rung, arch, o))]
+    print(*faults, sep="\n")
+    if a.table:
+        _write(Path(__file__).with_name("MUTATIONS.md"), table(results))
+    return int(bool(faults))
+
+
+def _show(rung: str, arch: str, o: Outcome) -> None:
+    print(f"{rung} {arch:8} {o.mutant.name:44} {o.by or 'SURVIVES':9} {o.place:24} {o.seconds:5.1f} s  "
+          f"{o.message[:150]!r}", flush=True)  # fmt: skip
+
+
+def _write(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "w") as f:
+        f.write(text)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
