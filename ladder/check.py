@@ -208,7 +208,7 @@ class Run:
 
     def _file(self, rung: Rung, row: dict[str, Any]) -> None:
         """Records are kept of GPU runs, and of others where a folder was named: a laptop's run is repeatable."""
-        if not self.cuda and self.options.records_dir is None:
+        if (not self.cuda or self.options.hostile) and self.options.records_dir is None:
             return
         if rung.number not in self._records:
             folder = self.options.records_dir or self.ladder.folder(rung) / "records"

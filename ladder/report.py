@@ -18,7 +18,7 @@ from typing import Any
 from ladder import record as record_module
 from ladder import stats
 from ladder.manifest import FORMS, REGIMES, ROOT, Ladder, Rung
-from ladder.rows import bench_rows
+from ladder.rows import bench_rows, sum_hostile
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -243,6 +243,7 @@ def _check_row(key: tuple, rec: Record, found: list[Row], why: str | None) -> Ro
         "outcome": outcome,
         "runs": counts,
         "reasons": list(reasons),
+        "hostile": sum_hostile(found),
         "stale": bool(why),
         "stale_reason": why,
         "date": rec["date"],
@@ -292,6 +293,7 @@ def _summary(rung: Rung, device: str | None, mine: list[Row], whole: Row | None,
         "stale": bool(mine) and not live,
         "stale_reason": next((r["stale_reason"] for r in mine if r["stale"]), None),
         "checks": {o: sum(c["outcome"] == o and not c["stale"] for c in own) for o in ("passed", "failed", "not run")},
+        "hostile": sum_hostile(c for c in own if not c["stale"]),
         "checks_stale": sum(c["stale"] for c in own),
     }
 

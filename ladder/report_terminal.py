@@ -101,6 +101,8 @@ def _ladder_table(summaries: list[dict], now: datetime) -> Table:
             Text(whole["verdict"], STYLE[whole["verdict"]]) if whole else Text("stale" if s["stale"] else "–", "yellow")
         )
         told = " ".join(f"{n} {o}" for o, n in checks.items() if n) or ("stale" if s["checks_stale"] else "none")
+        if s["hostile"]:
+            told += "\nhostile: " + ", ".join(f"{n} {kind}" for kind, n in s["hostile"].items())
         table.add_row(
             s["name"],
             s["status"],

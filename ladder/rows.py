@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from ladder import stats
@@ -49,3 +50,9 @@ def _impostors(cell: dict[str, Any]) -> dict[str, str]:
         if launched and (lacking := witness.missing(rival.kernels, launched)):
             out[rival.name] = f"another kernel ran: {', '.join(lacking)} expected, launched {', '.join(launched)[:120]}"
     return out
+
+
+def sum_hostile(rows: Iterable[dict[str, Any]]) -> dict[str, int] | None:
+    """How many hostile cases passed, were refused, inherited from upstream, or failed; None where none was tried."""
+    tallies = [row["hostile"] for row in rows if row.get("hostile")]
+    return {kind: sum(tally[kind] for tally in tallies) for kind in tallies[0]} if tallies else None

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from ladder import stats
-from ladder.rows import bench_rows
+from ladder.rows import bench_rows, sum_hostile
 
 WIDTH = None if sys.stdout.isatty() else 160  # a file has no width of its own
 out = Console(highlight=False, width=WIDTH)
@@ -56,6 +56,8 @@ def check_table(rows: Sequence[dict[str, Any]]) -> None:
     out.print(table)
     tally = {o: sum(r["outcome"] == o for r in rows) for o in ("passed", "failed", "not run")}
     out.print(", ".join(f"{n} {o}" for o, n in tally.items()))
+    if cases := sum_hostile(rows):
+        out.print("hostile cases: " + ", ".join(f"{n} {kind}" for kind, n in cases.items()))
 
 
 def step(row: dict[str, Any]) -> str:

@@ -203,3 +203,14 @@ def test_age():
         "12 d",
         "0 min",
     ]
+
+
+def test_hostile_cases_are_summed_in_the_rungs_row(two):
+    ladder, _, records, stale = two
+    records = copy.deepcopy(records)
+    gpu = next(r for r in records if r["kind"] == "check" and r["number"] == 1 and r["device"]["name"] == "NVIDIA H200")
+    tallies = ({"passed": 40, "refused": 0, "inherited": 2, "failed": 0}, {"passed": 9, "refused": 3, "inherited": 0, "failed": 0})
+    for name, tally in zip(("hostile: gates", "hostile: sizes"), tallies):
+        gpu["rows"].append(gpu["rows"][0] | {"property": name, "outcome": "passed", "reason": "", "hostile": tally})
+    first, second = (next(s for s in report.rung_summaries(records, ladder, stale) if s["rung"] == n) for n in (1, 2))
+    assert first["hostile"] == {"passed": 49, "refused": 3, "inherited": 2, "failed": 0} and second["hostile"] is None
