@@ -81,7 +81,7 @@ def _blame(ctx: Context, inputs, first: Outputs, seed: int, difference: str, unw
 
 def _from_fla(found: list[str]) -> list[str]:
     """Findings in fla's kernels, which leave the outputs as they are: counted, the first in full."""
-    lines = list(dict.fromkeys(text.rpartition(FLA)[2].rstrip("]") for text in found))
+    lines = list(dict.fromkeys("fla/" + text.rpartition(FLA)[2].rstrip("]") for text in found))
     return [f"inherited from fla, without effect on the outputs: {found[0].partition(':')[0]} at {', '.join(lines)}"] if found else []
 
 
