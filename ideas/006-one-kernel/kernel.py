@@ -1,0 +1,91 @@
+"""Rung 006: the whole forward in one kernel.
+
+It reads q, k, v, gate and beta once and writes o and the final state: nothing else passes through global memory.
+Equations: kernels/kda/ALGORITHM.md; roles, phases and barriers: kda_sm90.py.
+
+| stage   | kernels     | leaves                     |
+|---------|-------------|----------------------------|
+| forward | kda_forward | o [B,T,HV,V], final_state  |
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from _common import target
+from _common.cache import ALIGNMENT, CallCache, Plan, Spec
+from _common.cute import Unit
+from kernels.kda.contract import Problem, Stage, kda_op
+
+SOURCE = Path(__file__).parent / "kda_sm90.py"
+CALLS = CallCache()
+
+
+def unit(arch: str, **params) -> Unit:
+    return Unit("kda_forward", SOURCE, arch, tuple(params.items()))
+
+
+def unit_params(K: int, V: int, dtype: str, gate: str, bounded: bool, raw: bool, has_h0: bool) -> dict:
+    """The parameters of form `prod` (raw) or `pre`."""
+    other = dtype if raw else "float32"
+    return {"K": K, "V": V, "dtype": dtype, "gate": gate, "bounded": bounded, "l2norm": raw, "beta_sigmoid": raw,
+            "g_dtype": other, "beta_dtype": other, "dt_bias": raw, "has_h0": has_h0}  # fmt: skip
+
+
+SIZES = tuple((K, K, dtype) for K in (64, 128) for dtype in ("bfloat16", "float16"))
+GATES = (("safe", True), ("log", True), ("softplus", False), ("log", False))
+UNITS = tuple(
+    partial(unit, **unit_params(K, V, dtype, gate, bounded, gate != "log", has_h0))
+    for sizes, gates in ((SIZES, GATES), (((128, 256, "bfloat16"),), GATES[:2]))
+    for K, V, dtype in sizes for gate, bounded in gates for has_h0 in (False, True)
+)  # fmt: skip
+
+
+def unsupported(p: Problem) -> str | None:
+    """What the kernel is not written for."""
+    if p.K not in (64, 128):
+        return f"q: given K = {p.K}, accepted: 64 or 128"
+    if p.V % 64:
+        return f"v: given V = {p.V}, accepted: a multiple of 64"
+    for name in ("g", "beta"):
+        if p.dtypes[name] not in (p.io_dtype, torch.float32):
+            return f"{name}: given dtype {p.dtypes[name]}, accepted: that of q, {p.io_dtype}, or torch.float32"
+    return None
+
+
+def forward(p: Problem, x: dict) -> dict:
+    operands = tuple(_dense(x[name]) for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state"))
+    if operands[6] is not None:
+        operands = (*operands[:6], operands[6].view(-1), operands[7])
+    where = target.current()
+    options = (where, p.gate, p.safe_gate, p.l2norm, p.beta_sigmoid)
+    plan = CALLS.plan(operands, options, partial(plan_forward, where, p))
+    o, final_state = plan.allocate(p.device)
+    plan.run(*operands, o, final_state, p.scale, p.lower_bound or 0.0)
+    return {"o": o, "final_state": final_state}
+
+
+def plan_forward(where: target.Target, p: Problem) -> Plan:
+    def name(tensor: str) -> str:
+        return str(p.dtypes[tensor]).removeprefix("torch.")
+
+    params = {"K": p.K, "V": p.V, "dtype": name("q"), "gate": p.gate, "bounded": p.safe_gate, "l2norm": p.l2norm,
+              "beta_sigmoid": p.beta_sigmoid, "g_dtype": name("g"), "beta_dtype": name("beta"),
+              "dt_bias": "dt_bias" in p.dtypes, "has_h0": p.initial_state}  # fmt: skip
+    run = where.load(unit(where.arch, **params))
+    return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
+
+
+def _dense(t: torch.Tensor | None) -> torch.Tensor | None:
+    """t as TMA wants it: row-major and on 16 bytes, copied where it is not."""
+    if t is None or (t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0):
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+STAGES = (Stage("forward", ("kda_forward",), forward),)
+
+chunk_kda = kda_op(STAGES, unsupported)

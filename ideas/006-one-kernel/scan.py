@@ -1,0 +1,155 @@
+"""The role SCAN: the recurrence and the output, chunk after chunk, from PREP's operands (kda_sm90.py has the equations)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
+
+from .tiles import CHUNK, SLOTS, TILE, WG_V
+
+
+class Scan:
+    """SCAN of KdaForward."""
+
+    def _mma(self, n: int, b_major: OperandMajorMode) -> cute.TiledMma:
+        """m64 x n x k16, A from registers, B from shared memory, fp32 accumulator."""
+        op = warpgroup.MmaF16BF16Op(
+            self.io, Float32, (64, n, 16), warpgroup.OperandSource.RMEM, OperandMajorMode.K, b_major
+        )
+        return cute.make_tiled_mma(cute.make_mma_atom(op))
+
+    @cute.jit
+    def scan(self, s, s_v, v, o, bars, chunks: Int32, group: Int32, h0, ht, b: Int32, hv: Int32, v0: Int32, scale: Float32):
+        """s: shared tensors by name; s_v, v, o: shared memory and TMA of this warpgroup's 64 columns from v0 on, one column a chunk."""
+        io, K = self.io, self.K
+        tid = cute.arch.thread_idx()[0] % 128
+        mma_token = self._mma(CHUNK, OperandMajorMode.K)  # N = tokens: R, O
+        mma_inverse = self._mma(CHUNK, OperandMajorMode.MN)  # N = tokens: A
+        mma_state = self._mma(K, OperandMajorMode.MN)  # N = k: DH
+        thr_token, thr_inverse, thr_state = (m.get_slice(tid) for m in (mma_token, mma_inverse, mma_state))
+        copy_v = cute.make_tiled_copy_C(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(True, 4), io), mma_token)
+        copy_o = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), io), mma_token)
+        # A thread's accumulator columns k are the same for each of its rows: broadcast the decay along V.
+        decay_v = cute.make_layout((WG_V, K, SLOTS), stride=(0, 1, K))
+        r_h = cute.make_rmem_tensor(mma_state.partition_shape_C((WG_V, K)), Float32)
+        tokens = cute.make_rmem_tensor(mma_token.partition_shape_C((WG_V, CHUNK)), Float32)
+        x = SimpleNamespace(
+            mma_token=mma_token,
+            mma_inverse=mma_inverse,
+            mma_state=mma_state,
+            b_k=mma_token.make_fragment_B(thr_token.partition_B(s.kf)),
+            b_q=mma_token.make_fragment_B(thr_token.partition_B(s.qg)),
+            b_aqk=mma_token.make_fragment_B(thr_token.partition_B(s.aqk)),
+            b_inverse=mma_inverse.make_fragment_B(thr_inverse.partition_B(s.inverse)),
+            b_kg=mma_state.make_fragment_B(thr_state.partition_B(s.kg)),
+            r_h=r_h,
+            r_hb=cute.make_rmem_tensor_like(r_h, io),
+            r_r=tokens,  # -v, then -r
+            r_v=cute.make_rmem_tensor_like(tokens),  # v'
+            r_o=cute.make_rmem_tensor_like(tokens),
+            r_b=cute.make_rmem_tensor_like(tokens, io),  # v, then io of -r, v' and o in turn
+            copy_v=copy_v,
+            copy_o=copy_o,
+            c_v=copy_v.get_slice(tid).partition_S(s_v),
+            c_o=copy_o.get_slice(tid).partition_D(s_v),
+            c_decay=thr_state.partition_C(cute.make_tensor(s.decay.iterator, decay_v)),
+            bars=bars,
+            scale=scale,
+            warp=cute.arch.make_warp_uniform(tid // 32),
+            group=group,
+            value=bars.value + group * SLOTS,
+            chunks=chunks,
+        )
+        coord = thr_state.partition_C(cute.make_identity_tensor((WG_V, K)))
+        if cutlass.const_expr(self.has_h0):
+            for i in cutlass.range(cute.size(r_h), unroll_full=True):
+                r_h[i] = h0[b, hv, coord[i][1], v0 + coord[i][0]]
+        else:
+            r_h.fill(0.0)
+
+        self.load_values(x, v, Int32(0), Int32(0))
+        slot, phase = Int32(0), Int32(0)
+        for c in cutlass.range(chunks, unroll=1):
+            self.scan_chunk(x, v, o, c, slot, phase)
+            slot, phase = self.advance(slot, phase)
+
+        for i in cutlass.range(cute.size(r_h), unroll_full=True):
+            ht[b, hv, coord[i][1], v0 + coord[i][0]] = r_h[i]
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def scan_chunk(self, x, v, o, c: Int32, slot: Int32, phase: Int32):
+        x.r_hb.store(x.r_h.load().to(self.io))
+        cute.arch.mbarrier_wait(x.value + slot, phase)
+        cute.copy(x.copy_v, x.c_v[None, None, None, slot], x.copy_v.retile(x.r_b))
+        self.negate(x.r_b)
+        x.r_r.store(x.r_b.load().to(Float32))
+        cute.arch.mbarrier_wait(x.bars.ready + slot, phase)
+        self.issue(x.mma_token, x.r_r, x.r_hb, x.b_k, slot, zero=False)  # R: -v + h kG
+        self.load_values(x, v, c + 1, slot ^ 1)
+        self.decay_state(x, slot)
+        warpgroup.wait_group(0)
+        x.r_b.store(x.r_r.load().to(self.io))
+        self.issue(x.mma_inverse, x.r_v, x.r_b, x.b_inverse, slot, zero=True)  # A: (-r) (-A')
+        warpgroup.wait_group(0)
+        x.r_b.store(x.r_v.load().to(self.io))
+        self.issue(x.mma_state, x.r_h, x.r_b, x.b_kg, slot, zero=False)  # DH
+        self.issue(x.mma_token, x.r_o, x.r_hb, x.b_q, slot, zero=True)  # O, from the state
+        self.issue(x.mma_token, x.r_o, x.r_b, x.b_aqk, slot, zero=False)  # O, from the chunk
+        warpgroup.wait_group(0)
+        cute.arch.mbarrier_arrive(x.bars.free + slot)
+        x.r_b.store((x.scale * x.r_o.load()).to(self.io))
+        self.write_output(x, o, c, slot)
+
+    @cute.jit
+    def load_values(self, x, v, c: Int32, slot: Int32):
+        """v of chunk c, once o of chunk c - 2 has left the slot."""
+        if c < x.chunks:
+            if x.warp == 0:
+                with cute.arch.elect_one():
+                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+                    cute.arch.mbarrier_arrive_and_expect_tx(x.value + slot, TILE)
+                cute.copy(v.atom, v.gmem[None, c], v.smem[None, slot], tma_bar_ptr=x.value + slot)
+
+    @cute.jit
+    def write_output(self, x, o, c: Int32, slot: Int32):
+        """o over v in shared memory, and off."""
+        cute.copy(x.copy_o, x.copy_o.retile(x.r_b), x.c_o[None, None, None, slot])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.barrier(barrier_id=2 + x.group, number_of_threads=128)
+        if x.warp == 0:
+            with cute.arch.elect_one():
+                cute.copy(o.atom, o.smem[None, slot], o.gmem[None, c])
+                cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def negate(self, t: cute.Tensor):
+        """Flip the signs of an io tensor, two at a time."""
+        pairs = cute.recast_tensor(t, Int32)
+        for i in cutlass.range_constexpr(cute.size(pairs)):
+            pairs[i] = pairs[i] ^ Int32(-0x7FFF8000)
+
+    @cute.jit
+    def decay_state(self, x, slot: Int32):
+        for n in cutlass.range_constexpr(self.K // 8):
+            for j in cutlass.range_constexpr(2):
+                factor = x.c_decay[(j, 0, n), 0, 0, slot]
+                for r in cutlass.range_constexpr(2):
+                    x.r_h[(j, r, n), 0, 0] = x.r_h[(j, r, n), 0, 0] * factor
+
+    def issue(self, mma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, slot: Int32, zero: bool) -> None:
+        """Start acc = (0 if zero else acc) + a b as one wgmma group. `a`: an accumulator-shaped io tensor
+        ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
+        n = cute.size(a) // 8
+        a = cute.make_tensor(a.iterator, cute.make_layout(((2, 2, 2), 1, n), stride=((1, 2, 4), 0, 8)))
+        atom = cute.make_mma_atom(mma.op)
+        atom.set(warpgroup.Field.ACCUMULATE, not zero)
+        warpgroup.fence()
+        for k in range(n):
+            cute.gemm(atom, acc, a[None, None, k], b[None, None, k, slot], acc)
+            atom.set(warpgroup.Field.ACCUMULATE, True)
+        warpgroup.commit_group()
