@@ -17,12 +17,14 @@ import random
 import numpy as np
 
 from . import bind as binding
-from .errors import Deadlock, EmulatorError, ProtocolError
+from .errors import Deadlock, EmulatorError, ProtocolError, UnsupportedInstruction
+from .hw.errors import HwError, HwUnsupported
 from .inflight import InFlight
 from .memory import Buffer, GlobalMemory, WindowMemory
 
 LANE_BUDGET = 8192  # lanes executed together, at most
 BYTE_BUDGET = 512 << 20  # registers and shared memory of a batch
+HARDWARE = (HwError, HwUnsupported)
 QUANTUM = 200_000  # instructions before a fragment must let others of its kind run (spin loops)
 
 
@@ -314,6 +316,8 @@ class Machine(binding.Operands):
             except EmulatorError as e:
                 e.where = e.where or self.where(f)
                 raise
+            except HARDWARE as e:
+                raise _named(e, self.where(f)) from e
             except Exception as e:
                 e.add_note(self.where(f))
                 raise
@@ -494,6 +498,8 @@ class Machine(binding.Operands):
         except EmulatorError as e:
             e.where = e.where or getattr(op, "where", None)
             raise
+        except HARDWARE as e:
+            raise _named(e, getattr(op, "where", None)) from e
 
     # ---- reports -------------------------------------------------------------------------------------------------
 
@@ -533,6 +539,12 @@ def source(ins):
     file, line = ins.source
     file = file.rpartition("site-packages/")[2]
     return f", source {file.removeprefix(os.getcwd() + os.sep)}:{line}"
+
+
+def _named(error, where):
+    """An error of hw's models, which know no kernel, as one that names the place."""
+    kind = UnsupportedInstruction if isinstance(error, HwUnsupported) else ProtocolError
+    return kind(str(error), where)
 
 
 def _poison(a):

@@ -16,7 +16,7 @@ waits: the fixed schedule first, then seeded ones until something finds it. In t
     proof      a survivor on sm_100a: SentryWard's verdict on it (ladder/verify.py)
 
 and its message says a place: the PTX line or source line of the fault or the nearest one it names. A survivor needs a
-line in survivors.py that says why; one that is found although it has such a line is a failure, too.
+line in survivors.yaml that says why; one that is found although it has such a line is a failure, too.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import yaml
 
 from _common.cute import Unit
 from kernels.kda import budget, inputs, oracle
@@ -45,12 +46,10 @@ from kernels.kda.contract import CHUNK
 from .cute_host import EmulatedTarget
 from .errors import Deadlock, EmulatorError
 from .hw import tensormap
-from .hw.errors import HwError, HwUnsupported
 from .launch import Device, decode
 from .memwatch import MemoryWatch
 from .mutants import Mutant, enumerate_mutants
 from .races import Races
-from .survivors import JUSTIFIED
 from .watch import Together, Watch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -234,9 +233,8 @@ class Subject:
                 o, ht = self.run(ptx, seed, Together(races, memory), mutant)
             except Deadlock as error:
                 by, message = "deadlock", str(error)
-            except (EmulatorError, HwError, HwUnsupported) as error:
-                notes = " ".join(getattr(error, "__notes__", ()))
-                by, message = "protocol", f"{type(error).__name__}: {error} {notes}".strip()
+            except EmulatorError as error:
+                by, message = "protocol", f"{type(error).__name__}: {error}"
             except TimeoutError as error:
                 by, message = "hang", str(error)
             else:
@@ -309,12 +307,18 @@ def prove(rung: str, mutant: Mutant, tokens: int = CHUNK) -> str:
 
 def verdict(rung: str, arch: str, outcome: Outcome) -> str:
     """Why an outcome is a failure, or "": a survivor without a reason, or one with a reason that was found."""
-    reason = JUSTIFIED.get((_original(rung, arch), arch), {}).get(outcome.mutant.name)
+    reason = justification(rung, arch, outcome.mutant)
     if outcome.by is None and reason is None:
         return f"{rung} {arch}: {outcome.mutant.name} survives: line {outcome.mutant.line}, {outcome.mutant.text}"
     if outcome.by is not None and reason is not None:
         return f"{rung} {arch}: {outcome.mutant.name} is justified as a survivor, but found: {outcome.message[:200]}"
     return ""
+
+
+def justification(rung: str, arch: str, mutant: Mutant) -> str | None:
+    """Why this mutant may survive, from survivors.yaml, or None."""
+    reasons = yaml.safe_load(Path(__file__).with_name("survivors.yaml").read_text())
+    return reasons.get(f"{_original(rung, arch)} {arch}", {}).get(mutant.name)
 
 
 def _original(rung: str, arch: str) -> str:
@@ -388,7 +392,7 @@ def table(results: dict[tuple[str, str], list[Outcome]]) -> str:
     for (rung, arch), outcomes in results.items():
         for o in outcomes:
             if o.by is None:
-                why = JUSTIFIED.get((_original(rung, arch), arch), {}).get(o.mutant.name, "**not justified**")
+                why = justification(rung, arch, o.mutant) or "**not justified**"
                 parts.append(_row(rung, arch, o.mutant.name, o.mutant.line, _source(o), f"{why} {o.message}".strip()))
     for (rung, arch), outcomes in results.items():
         parts += ["", f"## {rung}, {arch}\n"]

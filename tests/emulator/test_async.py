@@ -339,3 +339,8 @@ def test_tcgen05_faults():
     with pytest.raises(emulator.ProtocolError, match="CTA ended while.*tcgen05.mma"):
         run(wait_mma=False)
     assert not (d.double() - want).abs().max() < 1e-4  # and what was read back was not the product
+
+
+def test_errors_of_the_units_name_their_place():
+    with pytest.raises(emulator.ProtocolError, match=r"count 0.*\[kernel k, CTA .*PTX line \d+: .*mbarrier.init"):
+        emulator.run(kernel("@%p1 mbarrier.init.shared.b64 [%r3], 0;", {}), "k", 1, 32, 0, [])
