@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from ladder.judge import VOID
 from ladder.manifest import Ladder, Rung
 
 SCHEMA = 1
@@ -187,6 +188,9 @@ def read(path: Path) -> dict[str, Any]:
         first = error.errors()[0]
         key = ".".join(str(x).removesuffix("_") for x in first["loc"])
         raise RecordError(f"{path.name}: corrupt record: {key}: {first['msg']}") from None
+    for row in data.get("rows", []):
+        if row["reason"].startswith(VOID):  # early records call a case without a budget failed
+            row["outcome"] = "not run"
     return data
 
 
