@@ -185,6 +185,7 @@ def mma(m, ins, mods):
             tcgen05.write_d(cells, taddr, tcgen05.mma(a, b, d, i, accumulate=accumulate), off)
 
         op = Operation(m, f, ins, ("tcgen05", cta), lane >> 5, perform)
+        op.shape = i.m, i.n, i.k
         _submit(m, f, ins, op)
 
     return run
