@@ -17,7 +17,7 @@ from kernels.kda import hostile
 from kernels.kda.contract import CHUNK, ContractError, Unsupported
 from kernels.kda.hostile import Spec
 from ladder.cells import problem_of, seed_for
-from ladder.checks.context import Context, Failure, first_difference
+from ladder.checks.context import Context, Failure, NotRun, first_difference
 
 PASSED, REFUSED, INHERITED, FAILED = KINDS = ("passed", "refused", "inherited", "failed")
 SHOWN = 4  # failures told in full
@@ -69,6 +69,8 @@ def _case(ctx: Context, spec: Spec) -> tuple[str, str]:
         return _refused(ctx, inputs, refusal, launched)
     except Failure as failure:
         return _inherited(ctx, spec, inputs, str(failure))
+    except NotRun:
+        raise  # a void case judges nobody
     except Exception as error:
         ctx.synchronize()  # raises in turn where the device is lost
         return FAILED, f"raised {type(error).__name__}: {' '.join(str(error).split())}"
