@@ -90,6 +90,7 @@ class Races(Watch):
     def __init__(self):
         self.findings = {}
         self.lanes = None  # of an ordinary access: (lane numbers, granules of each)
+        self.issuers = None  # of an asynchronous one: the warps that issued it
 
     def report(self):
         return list(self.findings.values())
@@ -140,7 +141,9 @@ class Races(Watch):
             column = np.arange(column.start, column.stop) if isinstance(column, slice) else column
             cells = (lane[:, None] * 512 + column if np.ndim(lane) == 1 else lane * 512 + column).reshape(-1)
             state.tensor = shadow = state.tensor or _Shadow(128 * 512)
+        self.issuers = np.unique(np.asarray(op.warps) % machine.warps_per_cta)
         self._check(cta, state, shadow, space, cells, kind, agent, number, clock, False, op.pc)
+        self.issuers = None
 
     def _check(self, index, cta, shadow, space, cells, kind, agent, number, clock, generic, pc):
         """Compare one access with what is recorded of its granules, then record it."""
@@ -189,6 +192,8 @@ class Races(Watch):
         if self.lanes is not None:
             lanes, cells = self.lanes
             text += f", lanes {ranges(np.unique(lanes[(cells == cell).any(1)]))}"
+        if self.issuers is not None and " of warp " not in cta.names[agent]:
+            text += f", issued by warp {ranges(self.issuers)}"
         text += f" at {self._place(pc)}"
         if other is not None:
             text += f"; not ordered after {cta.names[other]} at {self._place(earlier)}"
