@@ -129,11 +129,10 @@ class Counters(Watch):
             self.now.flops[local] += 2 * m * n * k
 
 
-def table(launch, chunks=1):
-    """Lines of text for one launch, per CTA and chunk (the whole count over CTAs times `chunks`)."""
-    share = launch.ctas * chunks
+def table(launch, parts=None, unit="CTA"):
+    """Lines of text for one launch: its counts divided by `parts` (the number of CTAs, unless given)."""
+    share = parts or launch.ctas
     per = lambda n: f"{n / share:,.0f}" if n % share == 0 or n >= 10 * share else f"{n / share:,.1f}"  # noqa: E731
-    unit = "CTA and chunk" if chunks > 1 else "CTA"
     lines = [f"{launch.kernel}, grid {'x'.join(map(str, launch.grid))}, per {unit} ({LABEL}):"]
     rows = [["role", *CLASSES, "tensor flops", "bulk loads B", "bulk stores B", "shared steps", "conflicts"]]
     for r in launch.rows():

@@ -300,6 +300,30 @@ def collect(source: Annotated[Path, typer.Argument(help="folder that a bundle's 
 
 
 @app.command()
+def trace(
+    number: Annotated[int, typer.Argument(help="rung number")],
+    case: Annotated[str, typer.Option(help="a case of ladder.yaml; a small one, for it is executed instruction by instruction")] = "small",
+    arch: Annotated[str | None, typer.Option(help="architecture (default: the rung's first)")] = None,
+    seed: Annotated[int, typer.Option(help="of the inputs and of the interleaving of the warps")] = 0,
+    out: Annotated[Path | None, typer.Option(help="write everything to this file: .html, .svg or .txt")] = None,
+    root: Root = None,
+) -> None:  # fmt: skip
+    """Who did what when in each kernel of a rung, and how much work it was, from executed PTX."""
+    from ladder import show
+    from ladder import trace as tracing
+    from ladder.manifest import ManifestError
+
+    if out and (out.suffix not in tracing.FORMATS or not out.parent.is_dir()):
+        raise ManifestError(f"out: given {out}, accepted: a file {', '.join(tracing.FORMATS)} in a folder that exists")
+    traced = tracing.run(_ladder(root), number, case, arch, seed)
+    print(traced.title, tracing.work(traced), sep="\n\n", end="\n\n")
+    print(tracing.summary(traced))
+    if out:
+        tracing.write(traced, out)
+        show.line(f"written: {out}")
+
+
+@app.command()
 def verify(numbers: Numbers) -> None:
     """Prove the Blackwell kernels' synchronisation statically, one row per property."""
     from ladder import verify as proving
