@@ -13,7 +13,7 @@ class Inverse:
 
     def invert_diagonal(self, x) -> None:
         """X = (I + L_bb)^-1, a column a lane (the two halves of a warp do the same), by forward substitution: row i is
-        e_i - sum_j L_ij X_j. Leaves X split in two, and -diag(beta) X^T in -A'^T."""
+        e_i - sum_j L_ij X_j. Leaves X split in two, and -X diag(beta) in -A'."""
         column, upper = x.lane & 15, x.lane >> 4
         rows = x.diagonal + x.warp * (BLOCK * BLOCK * 4)
         X = [select_(column == i, Float32(1.0), Float32(0.0)) for i in range(BLOCK)]
@@ -29,10 +29,11 @@ class Inverse:
             word = select_(upper == 1, parts[i // 2][1], parts[i // 2][0])
             ptx.sts_half(x.kd + half + ((chunk ^ (i & 7)) << 4), (word >> 16) if i % 2 else word, i * ROW)
         beta = -ptx.lds(x.beta + (x.warp * BLOCK + column) * 4, 0, Float32)
-        words = [ptx.pack(X[i] * beta, X[i + 1] * beta, self.pair) for i in range(0, BLOCK, 2)]
-        words = [select_(upper == 1, words[4 + i], words[i]) for i in range(4)]
-        at = x.inverse + (x.warp * BLOCK + column) * ROW + (((2 * x.warp + upper) ^ (column & 7)) << 4)
-        ptx.sts_vec(at, words)
+        scaled = [x_i * beta for x_i in X]
+        words = [ptx.pack(select_(upper == 1, scaled[i + 8], scaled[i]), Float32(0.0), self.pair) for i in range(8)]
+        at = x.inverse + (x.warp * BLOCK + upper * 8) * ROW + (column & 7) * 2
+        for i in range(8):
+            ptx.sts_half(at + ((chunk ^ i) << 4), words[i], i * ROW)
 
     def scale_operands(self, x, t: Int32) -> None:
         """qF and kF times 2^N_b, in place, in blocks 1 to 3, by 128 threads (t)."""
@@ -63,12 +64,12 @@ class Inverse:
             out = self.times(x, zero, self.narrow(sums[a]), a, a)
             if a < 3:
                 X = self.narrow(out)
+            words = []
             for half in range(2):
                 beta = -ptx.lds(x.beta + (b * BLOCK + 8 * half + (lane >> 2)) * 4, 0, Float32)
-                for n in range(2):
-                    value = [out[n][2 * half + r] * beta for r in range(2)]
-                    at = self.word(x, x.inverse, Int32(b), half, Int32(2 * a + n))
-                    ptx.sts(at, ptx.pack(value[0], value[1], self.pair))
+                words += [ptx.pack(*(out[n][2 * half + r] * beta for r in range(2)), self.pair) for n in range(2)]
+            at = x.inverse + (a * BLOCK + (lane & 15)) * ROW + (((2 * b + (lane >> 4)) ^ (lane & 7)) << 4)
+            ptx.stmatrix(at, words, trans=True)
 
     def narrow(self, acc):
         """An accumulator of 16 x 16 as the two parts of an A operand."""

@@ -128,7 +128,7 @@ class KdaForward(Prep, Scan):
             qg=keys,
             kf=keys,
             kg=self._smem(self.K, CHUNK, SLOTS, True),
-            inverse=self._smem(CHUNK, CHUNK, SLOTS, True),
+            inverse=self._smem(CHUNK, CHUNK, SLOTS, False),
             aqk=self._smem(CHUNK, CHUNK, SLOTS, False),
             v=self._smem(self.v_tile, CHUNK, SLOTS, True),
             decay=cute.make_layout((self.K, 1, SLOTS), stride=(1, self.K, self.K)),
@@ -185,7 +185,7 @@ class KdaForward(Prep, Scan):
             qg: tile(SLOTS * self.keys)  # qF, then qG; this and the five that follow are SCAN's operands
             kf: tile(SLOTS * self.keys)  # kF, then kG
             kg: tile(SLOTS * self.keys)
-            inverse: tile(SLOTS * TILE)  # -A'^T
+            inverse: tile(SLOTS * TILE)  # -A'
             aqk: tile(SLOTS * TILE)
             v: tile(SLOTS * self.groups * TILE)
             decay: small(SLOTS * K)

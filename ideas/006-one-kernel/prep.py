@@ -25,16 +25,12 @@ class Prep(Operands, Dyadic, Scores, Inverse):
         """at: shared addresses by name; q, k: TMA loads, one column a chunk."""
         K = self.K
         T, HV = g.shape[1], g.shape[2]
-        warp, lane = cute.arch.make_warp_uniform(tid // 32), cute.arch.lane_idx()
-        half, blk = warp % (K // 64), warp // (K // 64)
-        channel = half * 64 + 2 * lane
-        x = SimpleNamespace(tid=tid, warp=warp, lane=lane, blk=blk, channel=channel, T=T, chunks=chunks, bars=bars,
-                            **{n: at[n] for n in ("raw", "kd", "scales", "totals", "norms", "dots", "diagonal")})  # fmt: skip
-        x.row_bytes = Int64(HV * K) * (2 * self.g_words)  # of g
+        x = SimpleNamespace(**self.place(tid), T=T, chunks=chunks, bars=bars, **at)
+        x.row_bytes = HV * (K * 2 * self.g_words)  # of g
         token = Int64(b) * T
-        x.gate = g.iterator.toint() + (((token + BLOCK * blk) * HV + hv) * K + channel) * (2 * self.g_words)
+        x.gate = g.iterator.toint() + (((token + BLOCK * x.blk) * HV + hv) * K + x.channel) * (2 * self.g_words)
         beta_bytes = 4 if self.beta_wide else 2
-        x.beta_row = Int64(HV) * beta_bytes
+        x.beta_row = HV * beta_bytes
         x.logit = beta.iterator.toint() + ((token + tid) * HV + hv) * beta_bytes
         x.coefficients = self.gate_coefficients(x, a_log, dt_bias, hv, lower_bound)
         words = cute.make_rmem_tensor(BLOCK * self.g_words + 1, Int32)  # the gate's, and beta
@@ -42,8 +38,14 @@ class Prep(Operands, Dyadic, Scores, Inverse):
         self.fetch(x, words, Int32(0))
         slot, phase = Int32(0), Int32(0)
         for c in cutlass.range(chunks, unroll=1):
-            self.prepare_chunk(x, at, q, k, words, c, slot, phase)
+            self.prepare_chunk(x, q, k, words, c, slot, phase)
             slot, phase = self.advance(slot, phase)
+
+    def place(self, tid: Int32) -> dict:
+        """What of a chunk is this thread's. Each chunk asks anew: kept, it would take registers all the way."""
+        warp, lane = cute.arch.make_warp_uniform(tid // 32), tid % 32
+        half, blk = warp % (self.K // 64), warp // (self.K // 64)
+        return {"tid": tid, "warp": warp, "lane": lane, "blk": blk, "channel": half * 64 + 2 * lane}
 
     @cute.jit
     def load_keys(self, x, q, k, c: Int32):
@@ -56,14 +58,13 @@ class Prep(Operands, Dyadic, Scores, Inverse):
     def fetch(self, x, words: cute.Tensor, c: Int32) -> None:
         """The gate's words of chunk c for this thread's two channels and 16 rows, and its beta; zeros past T."""
         left = x.T - c * CHUNK
-        address = x.gate + Int64(c) * CHUNK * x.row_bytes
+        base = x.gate + Int64(c * CHUNK) * x.row_bytes
         for i in range(BLOCK):
-            got = ptx.ldg_if(left - BLOCK * x.blk, i, address, self.g_words)
+            got = ptx.ldg_if(left - BLOCK * x.blk, i, ptx.mad_wide(x.row_bytes, i, base), self.g_words)
             for n in range(self.g_words):
                 words[self.g_words * i + n] = got[n]
-            address = address + x.row_bytes
-        address = x.logit + Int64(c) * CHUNK * x.beta_row
         load = ptx.ldg_if if self.beta_wide else ptx.ldg_half_if
+        address = x.logit + Int64(c * CHUNK) * x.beta_row
         words[BLOCK * self.g_words] = load(cutlass.min(left, CHUNK) - x.tid, 0, address)[0]
 
     def meet(self) -> None:
@@ -71,12 +72,12 @@ class Prep(Operands, Dyadic, Scores, Inverse):
         cute.arch.barrier(barrier_id=1, number_of_threads=self.threads_prep)
 
     @cute.jit
-    def prepare_chunk(self, thread, at, q, k, words: cute.Tensor, c: Int32, slot: Int32, phase: Int32):
-        x = SimpleNamespace(
-            **vars(thread), q=at["qg"] + slot * self.keys, aqk=at["aqk"] + slot * TILE,
-            inverse=at["inverse"] + slot * TILE, decay=at["decay"] + slot * (self.K * 4),
-            beta=at["beta"] + slot * (CHUNK * 4), live=thread.T - c * CHUNK - BLOCK * thread.blk,
-        )  # fmt: skip
+    def prepare_chunk(self, x, q, k, words: cute.Tensor, c: Int32, slot: Int32, phase: Int32):
+        at = vars(x)
+        at = at | self.place(ptx.fresh(x.tid)) | {"inverse": x.inverse + slot * TILE, "aqk": x.aqk + slot * TILE}
+        at |= {"decay": x.decay + slot * (self.K * 4), "beta": x.beta + slot * (CHUNK * 4)}
+        x = SimpleNamespace(**at, q=x.qg + slot * self.keys)
+        x.live = x.T - c * CHUNK - BLOCK * x.blk
         # -- A1 ------------------------------------------------------------------------------------------------------
         self.store_beta(x, words[BLOCK * self.g_words])
         x.sums = self.cumulate(x, words)
@@ -119,7 +120,6 @@ class Prep(Operands, Dyadic, Scores, Inverse):
                 self.put_pair(x, scores[n], x.warp + self.warps * n)
         for n in cutlass.range_constexpr(len(strips)):
             self.put_strip(x, strips[n], x.warp + self.warps * n, first)
-        self.fetch(x, words, c + 1)
         self.meet()
 
         # -- D -------------------------------------------------------------------------------------------------------
@@ -135,3 +135,4 @@ class Prep(Operands, Dyadic, Scores, Inverse):
                 self.invert_column(x, column)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.mbarrier_arrive(x.bars.ready + slot)
+        self.fetch(x, words, c + 1)

@@ -8,7 +8,7 @@ Source: PTX ISA, sections 9.7.3 (ex2, rcp, rsqrt, lg2), 9.7.9 (ld, st, cvt) and 
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
 _ptx = cute.arch.inline_ptx
 
@@ -27,6 +27,12 @@ ceil = _unary("cvt.rpi.f32.f32")
 
 def fma(a, b, c):
     return _ptx("fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c])
+
+
+def mad_wide(a: Int32, b: int, c: Int64) -> Int64:
+    """a b + c, the product in 64 bits."""
+    code = f"mad.wide.s32 {{$w0}}, {{$r0}}, {b}, {{$r1}};"
+    return _ptx(code, write_only_types=[Int64], read_only_args=[a, c])
 
 
 def _regs(kind: str, first: int, n: int) -> str:
@@ -106,8 +112,10 @@ def ldmatrix(addr: Int32, off: int = 0, trans: bool = False):
     return _ptx(f"{name} {_regs('w', 0, 4)}, [{{$r0}}+{off}];", write_only_types=[Int32] * 4, read_only_args=[addr])
 
 
-def stmatrix(addr: Int32, xs, off: int = 0) -> None:
-    _ptx(f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{{$r0}}+{off}], {_regs('r', 1, 4)};", read_only_args=[addr, *xs])
+def stmatrix(addr: Int32, xs, off: int = 0, trans: bool = False) -> None:
+    """The reverse of ldmatrix."""
+    name = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16" if trans else "stmatrix.sync.aligned.m8n8.x4.shared.b16"
+    _ptx(f"{name} [{{$r0}}+{off}], {_regs('r', 1, 4)};", read_only_args=[addr, *xs])
 
 
 # ---- global memory -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 
+from . import ptx
 from .tiles import CHUNK, SLOTS, TILE, WG_V
 
 
@@ -27,10 +28,10 @@ class Scan:
         """s: shared tensors by name; s_v, v, o: shared memory and TMA of this warpgroup's 64 columns from v0 on, one column a chunk."""
         io, K = self.io, self.K
         tid = cute.arch.thread_idx()[0] % 128
-        mma_token = self._mma(CHUNK, OperandMajorMode.K)  # N = tokens: R, O
-        mma_inverse = self._mma(CHUNK, OperandMajorMode.MN)  # N = tokens: A
+        mma_token = self._mma(CHUNK, OperandMajorMode.K)  # N = tokens: R
+        mma_half = self._mma(CHUNK // 2, OperandMajorMode.K)  # N = tokens of one half: A, O
         mma_state = self._mma(K, OperandMajorMode.MN)  # N = k: DH
-        thr_token, thr_inverse, thr_state = (m.get_slice(tid) for m in (mma_token, mma_inverse, mma_state))
+        thr_token, thr_half, thr_state = (m.get_slice(tid) for m in (mma_token, mma_half, mma_state))
         copy_v = cute.make_tiled_copy_C(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(True, 4), io), mma_token)
         copy_o = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), io), mma_token)
         # A thread's accumulator columns k are the same for each of its rows: broadcast the decay along V.
@@ -39,19 +40,19 @@ class Scan:
         tokens = cute.make_rmem_tensor(mma_token.partition_shape_C((WG_V, CHUNK)), Float32)
         x = SimpleNamespace(
             mma_token=mma_token,
-            mma_inverse=mma_inverse,
+            mma_half=mma_half,
             mma_state=mma_state,
             b_k=mma_token.make_fragment_B(thr_token.partition_B(s.kf)),
-            b_q=mma_token.make_fragment_B(thr_token.partition_B(s.qg)),
-            b_aqk=mma_token.make_fragment_B(thr_token.partition_B(s.aqk)),
-            b_inverse=mma_inverse.make_fragment_B(thr_inverse.partition_B(s.inverse)),
+            b_q=mma_half.make_fragment_B(thr_half.partition_B(s.qg)),
+            b_aqk=mma_half.make_fragment_B(thr_half.partition_B(s.aqk)),
+            b_inverse=mma_half.make_fragment_B(thr_half.partition_B(s.inverse)),
             b_kg=mma_state.make_fragment_B(thr_state.partition_B(s.kg)),
             r_h=r_h,
             r_hb=cute.make_rmem_tensor_like(r_h, io),
             r_r=tokens,  # -v, then -r
-            r_v=cute.make_rmem_tensor_like(tokens),  # v'
-            r_o=cute.make_rmem_tensor_like(tokens),
-            r_b=cute.make_rmem_tensor_like(tokens, io),  # v, then io of -r, v' and o in turn
+            r_half=cute.make_rmem_tensor(mma_half.partition_shape_C((WG_V, CHUNK // 2)), Float32),  # v', o
+            r_rb=cute.make_rmem_tensor_like(tokens, io),  # v, then -r, then o
+            r_vb=cute.make_rmem_tensor_like(tokens, io),  # v'
             copy_v=copy_v,
             copy_o=copy_o,
             c_v=copy_v.get_slice(tid).partition_S(s_v),
@@ -72,38 +73,47 @@ class Scan:
             r_h.fill(0.0)
 
         self.load_values(x, v, Int32(0), Int32(0))
+        self.narrow_state(x)
+        cute.arch.mbarrier_wait(bars.ready, 0)
+        self.decay_state(x, Int32(0))
         slot, phase = Int32(0), Int32(0)
         for c in cutlass.range(chunks, unroll=1):
             self.scan_chunk(x, v, o, c, slot, phase)
             slot, phase = self.advance(slot, phase)
 
+        last = mma_state.get_slice(ptx.fresh(tid)).partition_C(cute.make_identity_tensor((WG_V, K)))
         for i in cutlass.range(cute.size(r_h), unroll_full=True):
-            ht[b, hv, coord[i][1], v0 + coord[i][0]] = r_h[i]
+            ht[b, hv, last[i][1], v0 + last[i][0]] = r_h[i]
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def scan_chunk(self, x, v, o, c: Int32, slot: Int32, phase: Int32):
-        x.r_hb.store(x.r_h.load().to(self.io))
+        """Chunk c, whose operands are ready, onto the state, which bears c's decay already (x.r_hb does not)."""
         cute.arch.mbarrier_wait(x.value + slot, phase)
-        cute.copy(x.copy_v, x.c_v[None, None, None, slot], x.copy_v.retile(x.r_b))
-        self.negate(x.r_b)
-        x.r_r.store(x.r_b.load().to(Float32))
-        cute.arch.mbarrier_wait(x.bars.ready + slot, phase)
-        self.issue(x.mma_token, x.r_r, x.r_hb, x.b_k, slot, zero=False)  # R: -v + h kG
+        cute.copy(x.copy_v, x.c_v[None, None, None, slot], x.copy_v.retile(x.r_rb))
+        self.negate(x.r_rb)
+        x.r_r.store(x.r_rb.load().to(Float32))
+        self.issue(x.mma_token, x.r_r, x.r_hb, x.b_k[None, 0, None, slot])  # R: -v + h kG
         self.load_values(x, v, c + 1, slot ^ 1)
-        self.decay_state(x, slot)
         warpgroup.wait_group(0)
-        x.r_b.store(x.r_r.load().to(self.io))
-        self.issue(x.mma_inverse, x.r_v, x.r_b, x.b_inverse, slot, zero=True)  # A: (-r) (-A')
-        warpgroup.wait_group(0)
-        x.r_b.store(x.r_v.load().to(self.io))
-        self.issue(x.mma_state, x.r_h, x.r_b, x.b_kg, slot, zero=False)  # DH
-        self.issue(x.mma_token, x.r_o, x.r_hb, x.b_q, slot, zero=True)  # O, from the state
-        self.issue(x.mma_token, x.r_o, x.r_b, x.b_aqk, slot, zero=False)  # O, from the chunk
-        warpgroup.wait_group(0)
+        x.r_rb.store(x.r_r.load().to(self.io))
+        for half in cutlass.range_constexpr(2):  # A: (-r) (-A'), whose upper right quarter is zero
+            self.issue(x.mma_half, x.r_half, x.r_rb, x.b_inverse[None, half, None, slot], zero=True, steps=2 + 2 * half)
+            warpgroup.wait_group(0)
+            self.put_half(x.r_vb, half, x.r_half.load())
+        self.issue(x.mma_state, x.r_h, x.r_vb, x.b_kg[None, 0, None, slot])  # DH
+        for half in cutlass.range_constexpr(2):  # O: from the state, from the chunk
+            self.issue(x.mma_half, x.r_half, x.r_hb, x.b_q[None, half, None, slot], zero=True)
+            self.issue(x.mma_half, x.r_half, x.r_vb, x.b_aqk[None, half, None, slot], steps=2 + 2 * half)
+            warpgroup.wait_group(0)
+            self.put_half(x.r_rb, half, x.scale * x.r_half.load())
         cute.arch.mbarrier_arrive(x.bars.free + slot)
-        x.r_b.store((x.scale * x.r_o.load()).to(self.io))
         self.write_output(x, o, c, slot)
+        self.narrow_state(x)
+        if c + 1 < x.chunks:
+            slot, phase = self.advance(slot, phase)
+            cute.arch.mbarrier_wait(x.bars.ready + slot, phase)
+            self.decay_state(x, slot)
 
     @cute.jit
     def load_values(self, x, v, c: Int32, slot: Int32):
@@ -118,13 +128,27 @@ class Scan:
     @cute.jit
     def write_output(self, x, o, c: Int32, slot: Int32):
         """o over v in shared memory, and off."""
-        cute.copy(x.copy_o, x.copy_o.retile(x.r_b), x.c_o[None, None, None, slot])
+        cute.copy(x.copy_o, x.copy_o.retile(x.r_rb), x.c_o[None, None, None, slot])
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=2 + x.group, number_of_threads=128)
         if x.warp == 0:
             with cute.arch.elect_one():
                 cute.copy(o.atom, o.smem[None, slot], o.gmem[None, c])
                 cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def narrow_state(self, x):
+        x.r_hb.store(x.r_h.load().to(self.io))
+        self.hold(cute.recast_tensor(x.r_hb, Int32))
+
+    @cute.jit
+    def hold(self, t: cute.Tensor):
+        """Have t computed by this point: ptxas follows an accumulator only inside one trip of the loop. The moves
+        vanish in ptxas."""
+        for i in cutlass.range_constexpr(cute.size(t)):
+            t[i] = cute.arch.inline_ptx(
+                "mov.b32 {$w0}, {$r0};", write_only_types=[t.element_type], read_only_args=[t[i]]
+            )
 
     @cute.jit
     def negate(self, t: cute.Tensor):
@@ -141,15 +165,23 @@ class Scan:
                 for r in cutlass.range_constexpr(2):
                     x.r_h[(j, r, n), 0, 0] = x.r_h[(j, r, n), 0, 0] * factor
 
-    def issue(self, mma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, slot: Int32, zero: bool) -> None:
-        """Start acc = (0 if zero else acc) + a b as one wgmma group. `a`: an accumulator-shaped io tensor
-        ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
+    def put_half(self, out: cute.Tensor, half: int, values) -> None:
+        """The 32 tokens of one half into an io tensor of 64."""
+        n = cute.size(out) // 2
+        part = cute.make_tensor(out.iterator + half * n, cute.make_layout(n))
+        part.store(values.to(self.io).reshape((n,)))
+
+    def issue(self, mma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, zero: bool = False, steps: int | None = None):
+        """Start acc = (0 if zero else acc) + a b as one wgmma group, over the first `steps` times 16 of the contraction.
+        `a`: an accumulator-shaped io tensor ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
         n = cute.size(a) // 8
         a = cute.make_tensor(a.iterator, cute.make_layout(((2, 2, 2), 1, n), stride=((1, 2, 4), 0, 8)))
         atom = cute.make_mma_atom(mma.op)
         atom.set(warpgroup.Field.ACCUMULATE, not zero)
         warpgroup.fence()
-        for k in range(n):
-            cute.gemm(atom, acc, a[None, None, k], b[None, None, k, slot], acc)
+        for k in range(n if steps is None else steps):
+            part = b[None, k]
+            part = cute.make_tensor(part.iterator, cute.append(part.layout, cute.make_layout(1), up_to_rank=2))
+            cute.gemm(atom, acc, a[None, None, k], part, acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
