@@ -1,7 +1,7 @@
 """`build`: compile rungs for every architecture they claim, with or without a GPU, and read what their kernels take.
 
-CuTe units are compiled as they are. Triton kernels are compiled by calling the rung on small tensors, at the head
-dimensions of the ladder's GPU cases, with a Triton driver that launches nothing.
+CuTe units are compiled for the head dimensions and dtype of the ladder's first GPU case. Triton kernels are compiled by
+calling the rung on small tensors of the same head dimensions, with a Triton driver that launches nothing.
 """
 
 from __future__ import annotations
@@ -59,16 +59,20 @@ def _compile(folder: Path, arch: str, cell: Cell) -> list[dict[str, Any]]:
     device = triton_driver.activate(arch)
     device.launch = lambda *args, **kw: None  # compiled, not run
     rung = load(folder)
-    rows = _units(rung, arch)
+    rows = _units(rung, arch, cell.case)
     _call_triton_stages(rung, arch, cell)
     return rows + _triton_kernels()
 
 
-def _units(rung: Any, arch: str) -> list[dict[str, Any]]:
+def _units(rung: Any, arch: str, case: Any) -> list[dict[str, Any]]:
+    """Of the units' templates, those for the case's head dimensions and dtype."""
     from _common.cute import compile_unit
     from _common.resources import resources
 
-    return [_row(r, r.shared) for unit in rung.units if unit.arch == arch for r in resources(compile_unit(unit).cubin)]
+    given = {"K": case.K, "V": case.V, "dtype": case.dtype}
+    units = [template(arch) for template in rung.units]
+    units = [u for u in units if all(given.get(name, value) == value for name, value in u.params)]
+    return [_row(r, r.shared) for unit in units for r in resources(compile_unit(unit).cubin)]
 
 
 class _Idle:
