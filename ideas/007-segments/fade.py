@@ -21,8 +21,10 @@ class Fade:
 
     def peak(self, x, i: int, steps, kept: Int32) -> Int32:
         """`kept`, in lane i replaced by the bits of the largest of row i's log decays over the warp's 64 channels: that of
-        the least magnitude, which for values <= 0 is the least as an unsigned integer. A NaN is less still."""
-        return select_(x.lane == i, ptx.redux_min(ptx.fmax(steps[0], steps[1]).bitcast(Int32)), kept)
+        the least magnitude, which for values <= 0 is the least as an unsigned integer. A NaN is less still, and a row past
+        T has no decay."""
+        largest = Float32(select_(x.live > i, ptx.fmax(steps[0], steps[1]), Float32(0.0)))
+        return select_(x.lane == i, ptx.redux_min(largest.bitcast(Int32)), kept)
 
     def store_peaks(self, x, peaks: Int32) -> None:
         """A float a token and 64 channels, in shared memory."""

@@ -63,10 +63,9 @@ class Operands:
         for i in range(BLOCK):
             values = [r.bitcast(Float32) for r in raw[i]] if self.g_words == 2 else ptx.unpack(raw[i][0], self.pair)
             step = [self.log2_decay(values[j], coefficients, j) for j in range(2)]
-            step = [select_(x.live > i, s, Float32(0.0)) for s in step]
             if self.fades:
                 peaks = self.peak(x, i, step, peaks)
-            total = [total[j] + step[j] for j in range(2)]
+            total = [total[j] + select_(x.live > i, step[j], Float32(0.0)) for j in range(2)]
             sums.append(total)
         return sums, peaks
 
