@@ -30,6 +30,8 @@ def scale(a: cute.Tensor, b: cute.Tensor, s: cutlass.Float32, stream):
 
 
 def build(arch, align=16):
+    with open(__file__ + ".builds", "a") as file:
+        file.write(arch + " ")
     n = cute.sym_int()
     a, b = (make_fake_compact_tensor(cutlass.Float32, (n,), assumed_align=align) for _ in range(2))
     return scale, (a, b, cutlass.Float32(1.0), make_fake_stream(use_tvm_ffi_env_stream=True))
@@ -98,6 +100,7 @@ def test_two_processes_at_once(unit):
     for worker in workers:
         worker.join()
     assert len(folders) == 1 and [w.exitcode for w in workers] == [0, 0]
+    assert (unit.source.parent / "device.py.builds").read_text() == "sm_90a "  # the second waited for the first
     assert not list(cute.BUILD.glob(".scale-*"))
 
 
