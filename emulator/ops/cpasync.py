@@ -91,7 +91,8 @@ def cp_async(m, ins, mods):
 
     def run(f):
         n = np.minimum(read[f.sel].astype(np.int64), size)
-        m.submit(_Copy(m, f, src(f), dst(f), size, n, load, store))
+        source = src(f).copy()  # with no offset it is a view of the register, which moves on before the copy is done
+        m.submit(_Copy(m, f, source, dst(f), size, n, load, store))
 
     return run
 

@@ -21,7 +21,7 @@ LADDER = manifest.load(manifest.ROOT)
 SEATS = [(number, arch) for number, rung in LADDER.rungs.items() if rung.status != "falsified" for arch in rung.archs]
 FAMILIES = [name for name in checks.ALL if name.startswith("hostile: ")]
 FEW = {
-    1: "gate=-5; safe=no gate=inf@20; T=1; T=70 V=96",
+    1: "gate=-5; safe=no gate=inf@20; T=1; T=70 V=192",
     4: "gate=-5; keys=same gate=0 beta=1; T=17 dtype=float16 gtype=bfloat16; T=33 V=96",
 }  # fmt: skip
 # The emulator takes seconds for a chunk: fewer tokens than `check` uses on a GPU, and no head dimension beyond 256.
