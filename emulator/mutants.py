@@ -3,26 +3,26 @@
 A mutant changes the text of one line (a removed wait: the lines of its loop) and never their number, so that line
 numbers in what is reported are those of the original. `enumerate_mutants` lists them; `Mutant.apply` gives the text.
 
-| kind               | what is wrong                                                                                 |
-|--------------------|-----------------------------------------------------------------------------------------------|
-| no fence           | fence.proxy.async, fence.mbarrier_init, wgmma.fence, tcgen05.fence removed                       |
-| no wait            | mbarrier.try_wait with its loop, wgmma.wait_group, tcgen05.wait, cp.async(.bulk).wait_group removed |
-| no arrive          | mbarrier.arrive removed, with its expect_tx if it has one                                        |
-| no commit          | wgmma.commit_group, tcgen05.commit, cp.async(.bulk).commit_group removed                         |
-| no barrier         | bar.sync, bar.warp.sync removed                                                                  |
-| no init            | mbarrier.init removed                                                                            |
-| no dealloc         | tcgen05.dealloc removed                                                                          |
-| wrong phase        | the parity that a try_wait waits for flipped, or stuck at 0                                      |
-| byte count         | expect_tx of 16 bytes more, 16 less                                                              |
-| arrival count      | mbarrier.init with one arrival more, one less                                                    |
-| one barrier for two | a barrier lives where its neighbour does: every use of it goes there                            |
-| barrier in a tile  | a barrier lives in shared memory that a TMA load fills                                           |
-| descriptor         | first product of a group: start address, offsets or swizzle mode of a matrix descriptor          |
-| transposed         | .trans of ldmatrix or stmatrix dropped or added; an operand's major-ness in a product flipped    |
-| not zeroed         | first product of a group: accumulates where it should overwrite, or the other way                |
-| decay row          | the row `min(...)` of g2 that holds a chunk's decay, one early or one late                       |
-| TMA swizzle        | a tensor map without its swizzle                                                                 |
-| Aqk not zeroed     | NaN above Aqk's diagonal, as an intra stage leaves that does not write there                     |
+| kind                | what is wrong |
+|---------------------|------------------------------------------------------------|
+| no fence            | fence.proxy.async, fence.mbarrier_init, wgmma.fence, tcgen05.fence removed |
+| no wait             | mbarrier.try_wait with its loop, wgmma.wait_group, tcgen05.wait, cp.async.bulk.wait_group removed |
+| no arrive           | mbarrier.arrive removed, with its expect_tx if it has one |
+| no commit           | wgmma.commit_group, tcgen05.commit, cp.async.bulk.commit_group removed |
+| no barrier          | bar.sync, bar.warp.sync removed |
+| no init             | mbarrier.init removed |
+| no dealloc          | tcgen05.dealloc removed |
+| wrong phase         | the parity that a try_wait waits for flipped, or stuck at 0 |
+| byte count          | expect_tx of 16 bytes more, 16 less |
+| arrival count       | mbarrier.init with one arrival more, one less |
+| one barrier for two | a barrier lives where its neighbour does: every use of it goes there |
+| barrier in a tile   | a barrier lives in shared memory that a TMA load fills |
+| descriptor          | first product of a group: start address, offsets or swizzle mode of a matrix descriptor |
+| transposed          | .trans of ldmatrix or stmatrix dropped or added; an operand's major-ness in a product flipped |
+| not zeroed          | first product of a group: accumulates where it should overwrite, or the other way |
+| decay row           | the row `min(...)` of g2 that holds a chunk's decay, one early or one late |
+| TMA swizzle         | a tensor map without its swizzle |
+| Aqk not zeroed      | NaN above Aqk's diagonal, as an intra stage leaves that does not write there |
 
 Not made: the leading-dimension offset of a swizzled K-major descriptor, which the hardware does not read (PTX ISA,
 "Canonical Layouts").
@@ -110,8 +110,10 @@ def _split(line: str) -> tuple[str, str]:
     return m[1] or "", m[2]
 
 
-def enumerate_mutants(ptx: str, kernel: str, barriers: dict[int, set[int]], tiles: list[int],
-                      tensor_maps: dict[int, str] | None = None, operands: tuple[str, ...] = ()) -> list[Mutant]:  # fmt: skip
+def enumerate_mutants(
+    ptx: str, kernel: str, barriers: dict[int, set[int]], tiles: list[int],
+    tensor_maps: dict[int, str] | None = None, operands: tuple[str, ...] = (),
+) -> list[Mutant]:  # fmt: skip
     """Every mutant of `kernel`. barriers: which mbarriers (shared addresses) each PTX line works on, and tiles: where
     bulk loads write, as a clean run shows them. tensor_maps: parameter index -> swizzle. operands: inputs whose
     unused part should be zero."""

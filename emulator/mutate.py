@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import multiprocessing
 import os
 import re
@@ -64,8 +65,8 @@ HANG_S = 120
 
 @dataclass(frozen=True)
 class Outcome:
-    """by: what found the mutant, or None. message: the error, or the finding nearest to the fault. place: where all that
-    was said points, relative to the fault."""
+    """by: what found the mutant, or None. message: the error, or the finding nearest to the fault. place: where all
+    that was said points, relative to the fault."""
 
     mutant: Mutant
     by: str | None
@@ -117,7 +118,7 @@ def state_operands(call: dict) -> dict[str, torch.Tensor]:
         eye = torch.eye(G.shape[2]).expand_as(Akk)
         inverse = torch.linalg.solve_triangular(eye + Akk, eye, upper=False, unitriangular=True).to(io).float()
         w, u = (inverse @ (beta[..., None] * t).to(io).float() for t in (k * G.exp(), v))
-        found = {"qg": q * G.exp(), "w": w, "kg": k * (G[:, :, -1:] - G).exp(), "u": u, "g2": G / torch.tensor(2.0).log()}
+        found = {"qg": q * G.exp(), "w": w, "kg": k * (G[:, :, -1:] - G).exp(), "u": u, "g2": G / math.log(2)}
         for name, value in found.items():
             out[name][:, at] = value.transpose(1, 2).to(out[name].dtype)
         out["Aqk"][:, at, :, : Aqk.shape[-1]] = Aqk.transpose(1, 2).to(io)
@@ -366,12 +367,12 @@ BY = ("protocol", "deadlock", "race", "memory", "hang", "numbers", "proof")
 def table(results: dict[tuple[str, str], list[Outcome]]) -> str:
     """MUTATIONS.md."""
     said = __doc__.split("\n\n", 2)[2].strip()
+    chunks = ", ".join(f"{n} for {rung} on {arch}" for (rung, arch), n in CHUNKS.items())
     parts = [
         "# Mutants of the state kernels, and what found them\n",
         "Written by `python -m emulator.mutate --table`; what the kinds mean stands in `mutants.py`.\n",
         said + "\n",
-        f"Problem: K = {K}, V = {V}, bf16, one head; chunks: "
-        + ", ".join(f"{n} for {rung} on {arch}" for (rung, arch), n in CHUNKS.items()) + f"; the last has {TAIL} tokens.\n",
+        f"Problem: K = {K}, V = {V}, bf16, one head; chunks: {chunks}; the last has {TAIL} tokens.\n",
         "## Totals\n",
         _row("rung", "arch", "mutants", *BY, "survivors"),
         _row(*["---"] * (4 + len(BY))),
@@ -379,7 +380,8 @@ def table(results: dict[tuple[str, str], list[Outcome]]) -> str:
     for (rung, arch), outcomes in results.items():
         count = Counter(o.by for o in outcomes)
         parts.append(_row(rung, arch, len(outcomes), *(count[by] for by in BY), count[None]))
-    parts += ["", "## By kind, all kernels\n", _row("kind", "mutants", *BY, "survivors"), _row(*["---"] * (3 + len(BY)))]
+    parts += ["", "## By kind, all kernels\n", _row("kind", "mutants", *BY, "survivors")]
+    parts.append(_row(*["---"] * (3 + len(BY))))
     every = [o for outcomes in results.values() for o in outcomes]
     for kind in dict.fromkeys(o.mutant.kind for o in every):
         count = Counter(o.by for o in every if o.mutant.kind == kind)

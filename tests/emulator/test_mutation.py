@@ -3,6 +3,7 @@ its table is emulator/MUTATIONS.md."""
 
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -62,7 +63,10 @@ def test_every_synchronisation_has_a_mutant(rung, arch):
     """Counted in the text, independently of the decoder; names are unique, and the number of lines stays."""
     subject = small(rung, arch)
     lines = [line.split("//")[0] for line in subject.ptx.split("\n")]
-    words = r"fence|wgmma\.(fence|commit|wait)|tcgen05\.(commit|wait|dealloc)|mbarrier\.(arrive|try_wait|init)|bar\.|cp\.async\.bulk\.(commit|wait)"
+    words = (
+        r"fence|bar\.|wgmma\.(fence|commit|wait)|tcgen05\.(commit|wait|dealloc)|mbarrier\.(arrive|try_wait|init)"
+        r"|cp\.async\.bulk\.(commit|wait)"
+    )
     expected = [n for n, line in enumerate(lines, 1) if re.match(rf"\s*(@!?%\w+\s+)?({words})", line)]
     removed = [m for m in subject.mutants if m.kind.startswith("no ")]
     assert sorted(m.line for m in removed) == expected
@@ -108,19 +112,13 @@ def test_whole_rungs_are_silent_under_twenty_interleavings(rung, arch):
     """Every stage, the Triton kernels included. What is found in fla's own kernels is fla's."""
     script = Path(__file__).with_name("interleavings_process.py")
     command = [sys.executable, str(script), str(ROOT / "ideas" / RUNGS[rung]), arch, "20"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=_environment(), check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(rows) == 20 and len({row["bits"] for row in rows}) == 1
     for row in rows:
         assert not row["wrong"], row
         assert not [text for text in row["found"] if ", source fla/" not in text.partition(";")[0]], row
-
-
-def _environment():
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.mark.parametrize("arch, function", [("sm_90a", "store"), ("sm_100a", "hand_over")])
@@ -156,6 +154,7 @@ def test_a_copy_of_004_without_a_fence(tmp_path, arch, function):
 @pytest.mark.parametrize("rung, arch", OWN)
 def test_sweep(rung, arch):
     outcomes = sweep(rung, arch)
-    assert {m.mutant.kind for m in outcomes} <= {line.split("|")[1].strip() for line in mutants.__doc__.split("\n") if line.startswith("| ")}
+    described = {line.split("|")[1].strip() for line in mutants.__doc__.split("\n") if line.startswith("| ")}
+    assert {o.mutant.kind for o in outcomes} <= described
     faults = [f for o in outcomes if (f := verdict(rung, arch, o))]
     assert not faults, "\n".join(faults)
