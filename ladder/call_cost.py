@@ -1,4 +1,4 @@
-"""What a call costs on the host, with and without the call cache: `python -m _common.call_cost [RUNG ...]` (needs a GPU).
+"""What a call costs on the host, with and without the call cache: `python -m ladder.call_cost [RUNG ...]` (needs a GPU).
 
 Times the last stage of a rung (the CuTe kernel) at one chunk and one head, where the kernel itself is short, from the call until
 Python goes on, without waiting for the device:
