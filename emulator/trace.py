@@ -115,12 +115,7 @@ class Trace(Watch):
         if span is None:
             return
         span.end = step
-        before = next((s for s in reversed(self.now.waits) if s.warp == w), None)
-        runs = next((s for s in reversed(self.now.runs) if s.warp == w), None)
-        idle = before and (runs is None or runs.end - before.end <= 8)  # a bounded wait that gave up and tried again
-        if idle and (before.what, before.where) == (span.what, span.where):
-            before.end = step
-        elif step > span.start:
+        if step > span.start:
             self.now.waits.append(span)
 
     def wait_begin(self, machine, f, wait):
