@@ -103,6 +103,7 @@ class KdaForward(Prep, Scan):
         self.has_h0 = has_h0
         self.g_words = 2 if g_dtype == "float32" else 1  # of a thread's two channels
         self.beta_wide = beta_dtype == "float32"
+        self.g_columns = 64 // self.g_words  # of a box: 128 bytes
         self.g_element, self.beta_element = ELEMENT[g_dtype], ELEMENT[beta_dtype]
         self.dyadic = not bounded or dtype == "float16"
         self.v_tile = 128 if V % 128 == 0 else 64
@@ -171,6 +172,8 @@ class KdaForward(Prep, Scan):
         tma_k, m_k = cpasync.make_tiled_tma_atom(load, rows(k), one(lay.raw), (CHUNK, K))
         tma_v, m_v = cpasync.make_tiled_tma_atom(load, columns(v), values, (WG_V, CHUNK))
         tma_o, m_o = cpasync.make_tiled_tma_atom(store, columns(o), values, (WG_V, CHUNK))
+        box = cute.make_layout((CHUNK, self.g_columns), stride=(self.g_columns, 1))
+        tma_g, m_g = cpasync.make_tiled_tma_atom(load, rows(g), box, (CHUNK, self.g_columns))
 
         def tile(bytes):
             return cute.struct.Align[cute.struct.MemRange[io, bytes // 2], 1024]
@@ -195,13 +198,13 @@ class KdaForward(Prep, Scan):
             beta: small(2 * CHUNK)  # of two chunks: E reads while A1 of the next chunk writes
             dots: small(CHUNK)
             diagonal: small(4 * BLOCK * BLOCK)
-            barriers: cute.struct.MemRange[Int64, 1 + (2 + self.groups) * SLOTS]
+            barriers: cute.struct.MemRange[Int64, 2 + (2 + self.groups) * SLOTS]
 
         self.storage = SharedStorage
         B, T, HV = g.shape[0], g.shape[1], g.shape[2]
         self.kda_forward(
-            tma_q, m_q, tma_k, m_k, tma_v, m_v, tma_o, m_o, g, beta, a_log, dt_bias, h0, ht, HV // q.shape[2],
-            scale, lower_bound,
+            tma_q, m_q, tma_k, m_k, tma_v, m_v, tma_o, m_o, tma_g, m_g, beta, a_log, dt_bias, h0, ht, T,
+            HV, HV // q.shape[2], scale, lower_bound,
         ).launch(
             grid=(B * HV * (self.V // self.v_tile), 1, 1), block=(self.threads, 1, 1), stream=stream,
             min_blocks_per_mp=1,
@@ -220,12 +223,15 @@ class KdaForward(Prep, Scan):
         m_v: cute.Tensor,
         tma_o: cute.CopyAtom,
         m_o: cute.Tensor,
-        g: cute.Tensor,
+        tma_g: cute.CopyAtom,
+        m_g: cute.Tensor,
         beta: cute.Tensor,
         a_log: cute.Tensor | None,
         dt_bias: cute.Tensor | None,
         h0: cute.Tensor | None,
         ht: cute.Tensor,
+        T: Int32,
+        HV: Int32,
         heads: Int32,  # value heads a q/k head
         scale: Float32,
         lower_bound: Float32,
@@ -235,7 +241,6 @@ class KdaForward(Prep, Scan):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         tid, _, _ = cute.arch.thread_idx()
         bid, _, _ = cute.arch.block_idx()
-        T, HV = g.shape[1], g.shape[2]
         v_id, hv, b = bid % n_v, (bid // n_v) % HV, bid // (n_v * HV)
         chunks = cute.ceil_div(T, CHUNK)
 
@@ -256,9 +261,19 @@ class KdaForward(Prep, Scan):
             name: getattr(smem, name).data_ptr().toint() for name in
             ("raw", "kd", "qg", "inverse", "aqk", "decay", "scales", "totals", "norms", "beta", "dots", "diagonal")
         }  # fmt: skip
+        boxes = cute.make_layout(
+            (CHUNK, self.g_columns, K // 64, SLOTS),
+            stride=(self.g_columns, 1, CHUNK * self.g_columns, K // 64 * CHUNK * self.g_columns),
+        )
+        gates = [
+            cute.make_tensor(cute.recast_ptr(getattr(smem, name).data_ptr(), dtype=self.g_element), boxes)
+            for name in ("kg", "kf")[: self.g_words]
+        ]
         operands = SimpleNamespace(**shared, decay=smem.decay.get_tensor(lay.decay))
         base = smem.barriers.data_ptr()
-        bars = SimpleNamespace(raw=base, ready=base + 1, free=base + 1 + SLOTS, value=base + 1 + 2 * SLOTS)
+        bars = SimpleNamespace(
+            raw=base, gate=base + 1, ready=base + 2, free=base + 2 + SLOTS, value=base + 2 + 2 * SLOTS
+        )
         self.init_barriers(bars, warp)
         self.clear_upper(tid, smem.inverse.data_ptr().toint())
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -286,18 +301,21 @@ class KdaForward(Prep, Scan):
         else:
             self.set_registers(Role.PREP)
             head = hv // heads
+            loads = SimpleNamespace(
+                q=tma(tma_q, m_q, q_raw, (CHUNK, K), (None, 0, head, b)),
+                k=tma(tma_k, m_k, k_raw, (CHUNK, K), (None, 0, head, b)),
+                gates=[tma(tma_g, m_g, t, (CHUNK, self.g_columns), (None, None, hv, b)) for t in gates],
+            )
             self.prepare(
-                address,
-                tma(tma_q, m_q, q_raw, (CHUNK, K), (None, 0, head, b)),
-                tma(tma_k, m_k, k_raw, (CHUNK, K), (None, 0, head, b)),
-                bars, chunks, tid - self.threads_scan, g, beta, a_log, dt_bias, b, hv, lower_bound,
-            )  # fmt: skip
+                address, loads, bars, chunks, tid - self.threads_scan, beta, a_log, dt_bias, T, HV, b, hv, lower_bound
+            )
 
     @cute.jit
     def init_barriers(self, bars, warp: Int32):
         if warp == 0:
             with cute.arch.elect_one():
                 cute.arch.mbarrier_init(bars.raw, 1)
+                cute.arch.mbarrier_init(bars.gate, 1)
                 for s in cutlass.range_constexpr(SLOTS):
                     cute.arch.mbarrier_init(bars.ready + s, self.threads_prep)
                     cute.arch.mbarrier_init(bars.free + s, self.threads_scan)

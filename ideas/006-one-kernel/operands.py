@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import cutlass.cute as cute
+import cutlass
 from cutlass import Float32, Int32, select_
 
 from . import ptx
@@ -18,7 +18,7 @@ class Operands:
     """Phases A1 and A2 of PREP."""
 
     def gate_coefficients(self, x, a_log, dt_bias, hv, lower_bound):
-        """Per channel (slope, offset) of the exponent, and the factor of what the gate function returns."""
+        """Of the exponent, slope and offset per channel; and the factor of what the gate function returns."""
         if self.gate == "log":
             return None
         a = ptx.ex2(a_log[hv] * LOG2E)
@@ -30,30 +30,45 @@ class Operands:
             return slope, [slope * bias[j] for j in range(2)], lower_bound * LOG2E
         return Float32(LOG2E), [bias[j] * LOG2E for j in range(2)], -a
 
-    def log2_decay(self, value: Float32, coefficients, j: int) -> Float32:
-        """Log2 decay of one token and channel from the gate's value."""
-        if self.gate == "log":
-            out = value * LOG2E
-        else:
-            slope, offset, factor = coefficients
-            y = ptx.fma(value, slope, offset[j])
-            e = ptx.ex2(y)
-            if self.gate == "safe":
-                return factor * ptx.rcp(e + 1.0)
-            # log2(1 + e): its series where 1 + e would lose digits, y itself where e would overflow
-            series = LOG2E * e * (1.0 - e * (0.5 - e * (1.0 / 3.0)))
-            out = factor * select_(e < 2.0**-7, series, select_(y > 24.0, y, ptx.lg2(e + 1.0)))
-        if self.dyadic:
-            out = select_(out < FLOOR, Float32(FLOOR), out)
-        return out
+    def unit_decay(self, value: Float32, coefficients, j: int) -> Float32:
+        """What the gate function makes of the gate's value, but for its factor."""
+        slope, offset, _ = coefficients
+        y = ptx.fma(value, slope, offset[j])
+        e = ptx.ex2(y)
+        if self.gate == "safe":
+            return ptx.rcp(e + 1.0)
+        # log2(1 + e): its series where 1 + e would lose digits, y itself where e would overflow
+        series = LOG2E * e * (1.0 - e * (0.5 - e * (1.0 / 3.0)))
+        return select_(e < 2.0**-7, series, select_(y > 24.0, y, ptx.lg2(e + 1.0)))
 
-    def cumulate(self, x, words: cute.Tensor):
-        """Inclusive cumsum over the block's 16 rows for both channels; rows past T count as no decay."""
+    def gate_values(self, x):
+        """The gate of this thread's two channels and 16 rows, from its boxes in kg's (and kF's) tile."""
+        of_tile = self.K // 64
+        if self.g_words == 1:
+            at = x.q + (x.channel // 64) * TILE + (x.lane << 2) + 2 * SLOTS * self.keys
+        else:
+            box = x.channel // 32
+            at = x.q + select_(box < of_tile, Int32(2 * SLOTS * self.keys), Int32(SLOTS * self.keys))
+            at = at + (box % of_tile) * TILE + ((x.lane & 15) << 3)
+        at = at + x.blk * (BLOCK * ROW)
+        if self.g_words == 2:
+            return [ptx.lds_vec(at, 2, i * ROW, Float32) for i in range(BLOCK)]
+        return [ptx.unpack(ptx.lds(at, i * ROW), self.pair) for i in range(BLOCK)]
+
+    def cumulate(self, x):
+        """Inclusive cumsum over the block's 16 rows for both channels; rows past T, whose gates are zeros here, count as
+        no decay."""
         sums, total = [], [Float32(0.0)] * 2
-        for i in range(BLOCK):
-            values = [words[2 * i + j].bitcast(Float32) for j in range(2)] if self.g_words == 2 else ptx.unpack(words[i], self.pair)
-            step = [self.log2_decay(values[j], x.coefficients, j) for j in range(2)]
-            total = [total[j] + select_(x.live > i, step[j], Float32(0.0)) for j in range(2)]
+        for i, values in enumerate(self.gate_values(x)):
+            if self.gate == "log":
+                factor, unit = LOG2E, values
+            else:
+                factor = select_(x.live > i, x.coefficients[2], Float32(0.0))
+                unit = [self.unit_decay(values[j], x.coefficients, j) for j in range(2)]
+            if self.gate == "safe" or not self.dyadic:
+                total = [ptx.fma(unit[j], factor, total[j]) for j in range(2)]
+            else:
+                total = [total[j] + cutlass.max(unit[j] * factor, Float32(FLOOR)) for j in range(2)]
             sums.append(total)
         return sums
 
@@ -61,36 +76,29 @@ class Operands:
         value = word.bitcast(Float32) if self.beta_wide else ptx.unpack(word, self.pair)[0]
         if self.beta_sigmoid:
             value = ptx.rcp(ptx.ex2(value * (-LOG2E)) + 1.0)
-        value = select_(x.live + BLOCK * x.blk > x.tid, value, Float32(0.0))
-        ptx.sts_if(CHUNK - x.tid, 0, x.beta + x.tid * 4, value)
+        value = select_(x.valid > x.row, value, Float32(0.0))
+        ptx.sts_if(x.row, -1, x.beta + x.row * 4, value)
 
-    def row_norms(self, x) -> None:
-        """1 / norm of each row of q and k: diagonals of x x^T, whose B fragments are its A fragments."""
-        lane = ptx.fresh(x.lane)
+    def row_products(self, x) -> None:
+        """1 / norm of each row of q and k, and q_i . k_i of the raw rows (exact products, so that Aqk's diagonal bears
+        no rounding of its operands): diagonals of x y^T, whose B fragments are A fragments. Block x.warp % 4."""
+        lane, block = ptx.fresh(x.lane), x.warp & 3
         at16 = swizzled(lane)
-        for n in range(8 // self.warps):
-            block = x.warp & 3
-            of_k = (x.warp >> 2) if self.warps == 8 else Int32(n)
-            tile = x.raw + of_k * self.keys + (block * BLOCK + (lane & 15)) * ROW
-            acc = [[Float32(0.0)] * 4 for _ in range(2)]
-            for kk in range(self.K // 16):
-                a = ptx.ldmatrix(tile + at16[kk % 4], (kk // 4) * TILE)
+        rows = x.raw + (block * BLOCK + (lane & 15)) * ROW
+        wanted = ([(0, 0), (1, 1)] if self.l2norm else []) + ([] if self.dyadic else [(0, 1)])
+        acc = [[[Float32(0.0)] * 4 for _ in range(2)] for _ in wanted]
+        for kk in range(self.K // 16 if wanted else 0):
+            sides = [ptx.ldmatrix(rows + at16[kk % 4], side * self.keys + (kk // 4) * TILE) for side in range(2)]
+            for n, (left, right) in enumerate(wanted):
                 for h in range(2):
-                    acc[h] = ptx.mma(acc[h], a, (a[h], a[h + 2]), self.pair)
-            out = x.norms + of_k * (CHUNK * 4) + block * (BLOCK * 4)
-            self.put_trace(x, acc, out, lambda square: ptx.rsqrt(square + 1e-6))
-
-    def row_dots(self, x) -> None:
-        """q_i . k_i of the raw rows: exact products, so that Aqk's diagonal bears no rounding of its operands."""
-        lane = ptx.fresh(x.lane)
-        at16 = swizzled(lane)
-        rows = (x.warp * BLOCK + (lane & 15)) * ROW
-        acc = [[Float32(0.0)] * 4 for _ in range(2)]
-        for kk in range(self.K // 16):
-            a, b = (ptx.ldmatrix(x.raw + rows + at16[kk % 4], side * self.keys + (kk // 4) * TILE) for side in range(2))
-            for h in range(2):
-                acc[h] = ptx.mma(acc[h], a, (b[h], b[h + 2]), self.pair)
-        self.put_trace(x, acc, x.dots + x.warp * (BLOCK * 4), lambda v: v)
+                    b = sides[right]
+                    acc[n][h] = ptx.mma(acc[n][h], sides[left], (b[h], b[h + 2]), self.pair)
+        for n, (left, right) in enumerate(wanted):
+            if left == right:
+                out = x.norms + left * (CHUNK * 4) + block * (BLOCK * 4)
+                self.put_trace(x, acc[n], out, lambda square: ptx.rsqrt(square + 1e-6))
+            else:
+                self.put_trace(x, acc[n], x.dots + block * (BLOCK * 4), lambda v: v)
 
     def put_trace(self, x, acc, out: Int32, of) -> None:
         """of(c_ii) of a 16 x 16 accumulator, 16 floats at `out`."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, select_
 
 from . import ptx
 from .dyadic import Dyadic
@@ -20,92 +20,96 @@ class Prep(Operands, Dyadic, Scores, Inverse):
     """PREP of KdaForward."""
 
     @cute.jit
-    def prepare(self, at, q, k, bars, chunks: Int32, tid: Int32, g, beta, a_log, dt_bias, b: Int32, hv: Int32,
-                lower_bound):  # fmt: skip
-        """at: shared addresses by name; q, k: TMA loads, one column a chunk."""
-        K = self.K
-        T, HV = g.shape[1], g.shape[2]
+    def prepare(self, at, tma, bars, chunks: Int32, tid: Int32, beta, a_log, dt_bias, T: Int32, HV: Int32, b: Int32,
+                hv: Int32, lower_bound):  # fmt: skip
+        """at: shared addresses by name; tma: loads q, k, gates (one for each tile that takes boxes of the gate)."""
         x = SimpleNamespace(**self.place(tid), T=T, chunks=chunks, bars=bars, **at)
-        x.row_bytes = HV * (K * 2 * self.g_words)  # of g
-        token = Int64(b) * T
-        x.gate = g.iterator.toint() + (((token + BLOCK * x.blk) * HV + hv) * K + x.channel) * (2 * self.g_words)
         beta_bytes = 4 if self.beta_wide else 2
         x.beta_row = HV * beta_bytes
-        x.logit = beta.iterator.toint() + ((token + tid) * HV + hv) * beta_bytes
+        x.logit = beta.iterator.toint() + ((Int64(b) * T + x.row) * HV + hv) * beta_bytes
         x.coefficients = self.gate_coefficients(x, a_log, dt_bias, hv, lower_bound)
-        words = cute.make_rmem_tensor(BLOCK * self.g_words + 1, Int32)  # the gate's, and beta
-        self.load_keys(x, q, k, Int32(0))
-        self.fetch(x, words, Int32(0))
+        logit = cute.make_rmem_tensor(1, Int32)
+        self.load_gate(x, tma, Int32(0), Int32(0))
+        self.load_keys(x, tma, Int32(0))
+        logit[0] = self.fetch_beta(x, Int32(0))
         slot, phase = Int32(0), Int32(0)
         for c in cutlass.range(chunks, unroll=1):
-            self.prepare_chunk(x, q, k, words, c, slot, phase)
+            self.prepare_chunk(x, tma, logit, c, slot, phase)
             slot, phase = self.advance(slot, phase)
 
     def place(self, tid: Int32) -> dict:
-        """What of a chunk is this thread's. Each chunk asks anew: kept, it would take registers all the way."""
+        """What of a chunk is this thread's. Each chunk asks anew: kept, it would take registers all the way.
+        row: of beta, for the last 64 threads; negative for the others."""
         warp, lane = cute.arch.make_warp_uniform(tid // 32), tid % 32
         half, blk = warp % (self.K // 64), warp // (self.K // 64)
-        return {"tid": tid, "warp": warp, "lane": lane, "blk": blk, "channel": half * 64 + 2 * lane}
+        return {"tid": tid, "warp": warp, "lane": lane, "blk": blk, "channel": half * 64 + 2 * lane,
+                "row": tid - (self.threads_prep - CHUNK)}  # fmt: skip
+
+    # The last warp loads.
 
     @cute.jit
-    def load_keys(self, x, q, k, c: Int32):
-        if x.warp == 0:
+    def load_keys(self, x, tma, c: Int32):
+        if x.warp == self.warps - 1:
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(x.bars.raw, 2 * self.keys)
-            cute.copy(q.atom, q.gmem[None, c], q.smem[None, 0], tma_bar_ptr=x.bars.raw)
-            cute.copy(k.atom, k.gmem[None, c], k.smem[None, 0], tma_bar_ptr=x.bars.raw)
+            for load in (tma.q, tma.k):
+                cute.copy(load.atom, load.gmem[None, c], load.smem[None, 0], tma_bar_ptr=x.bars.raw)
 
-    def fetch(self, x, words: cute.Tensor, c: Int32) -> None:
-        """The gate's words of chunk c for this thread's two channels and 16 rows, and its beta; zeros past T."""
-        left = x.T - c * CHUNK
-        base = x.gate + Int64(c * CHUNK) * x.row_bytes
-        for i in range(BLOCK):
-            got = ptx.ldg_if(left - BLOCK * x.blk, i, ptx.mad_wide(x.row_bytes, i, base), self.g_words)
-            for n in range(self.g_words):
-                words[self.g_words * i + n] = got[n]
+    @cute.jit
+    def load_gate(self, x, tma, c: Int32, slot: Int32):
+        """The gate of chunk c, to where kg (and kF) will be; the slot is free."""
+        if x.warp == self.warps - 1:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(x.bars.gate, self.g_words * self.keys)
+            for i in cutlass.range_constexpr(self.g_words):
+                for n in cutlass.range_constexpr(self.K // 64):
+                    load, box = tma.gates[i], i * (self.K // 64) + n
+                    cute.copy(load.atom, load.gmem[None, c, box], load.smem[None, n, slot], tma_bar_ptr=x.bars.gate)
+
+    def fetch_beta(self, x, c: Int32) -> Int32:
+        """The logit of row x.row of chunk c."""
         load = ptx.ldg_if if self.beta_wide else ptx.ldg_half_if
-        address = x.logit + Int64(c * CHUNK) * x.beta_row
-        words[BLOCK * self.g_words] = load(cutlass.min(left, CHUNK) - x.tid, 0, address)[0]
+        mine = select_(x.row < 0, Int32(0), x.T - c * CHUNK - x.row)
+        return load(mine, 0, x.logit + Int64(c * CHUNK) * x.beta_row)[0]
 
     def meet(self) -> None:
         """All of PREP."""
         cute.arch.barrier(barrier_id=1, number_of_threads=self.threads_prep)
 
     @cute.jit
-    def prepare_chunk(self, x, q, k, words: cute.Tensor, c: Int32, slot: Int32, phase: Int32):
+    def prepare_chunk(self, x, tma, logit: cute.Tensor, c: Int32, slot: Int32, phase: Int32):
         at = vars(x)
         at = at | self.place(ptx.fresh(x.tid)) | {"inverse": x.inverse + slot * TILE, "aqk": x.aqk + slot * TILE}
         at |= {"decay": x.decay + slot * (self.K * 4), "beta": x.beta + slot * (CHUNK * 4)}
-        x = SimpleNamespace(**at, q=x.qg + slot * self.keys)
-        x.live = x.T - c * CHUNK - BLOCK * x.blk
+        x = SimpleNamespace(**at, q=x.qg + slot * self.keys, valid=x.T - c * CHUNK)
+        x.live = x.valid - BLOCK * x.blk
+        front, back = x.warp < 4, x.warp >= self.warps - 4  # of 4 warps all are both
+
         # -- A1 ------------------------------------------------------------------------------------------------------
-        self.store_beta(x, words[BLOCK * self.g_words])
-        x.sums = self.cumulate(x, words)
+        self.store_beta(x, logit[0])
+        logit[0] = self.fetch_beta(x, c + 1)
+        cute.arch.mbarrier_wait(x.bars.raw, c & 1)
+        if back:
+            self.row_products(x)
+        cute.arch.mbarrier_wait(x.bars.gate, c & 1)
+        x.sums = self.cumulate(x)
         ptx.sts_vec(x.totals + (x.blk * self.K + x.channel) * 4, x.sums[BLOCK - 1])
+        cute.arch.mbarrier_wait(x.bars.free + slot, phase ^ 1)
         if cutlass.const_expr(self.dyadic):
             x.local = [x.kd, x.q + 2 * SLOTS * self.keys]
-            self.meet()  # E of the chunk before has read kD's tile
-            cute.arch.mbarrier_wait(x.bars.free + slot, phase ^ 1)
+            self.meet()  # E of the chunk before has read kD's tile, A1 the gate
             self.store_local(x)
-        cute.arch.mbarrier_wait(x.bars.raw, c & 1)
-        if cutlass.const_expr(self.l2norm):
-            self.row_norms(x)
-        if cutlass.const_expr(not self.dyadic):
-            if x.warp < 4:
-                self.row_dots(x)
         self.meet()
         if cutlass.const_expr(self.dyadic):
             scores = self.diagonal_scores(x)
             x.sums = self.load_local(x)
             self.meet()
-        else:
-            cute.arch.mbarrier_wait(x.bars.free + slot, phase ^ 1)
 
         # -- A2 ------------------------------------------------------------------------------------------------------
         self.operands(x)
         self.meet()
         if c + 1 < x.chunks:
-            self.load_keys(x, q, k, c + 1)
+            self.load_keys(x, tma, c + 1)
 
         # -- B -------------------------------------------------------------------------------------------------------
         if cutlass.const_expr(not self.dyadic):
@@ -122,17 +126,19 @@ class Prep(Operands, Dyadic, Scores, Inverse):
             self.put_strip(x, strips[n], x.warp + self.warps * n, first)
         self.meet()
 
-        # -- D -------------------------------------------------------------------------------------------------------
-        if x.warp < 4:
-            self.invert_diagonal(x)
-        if x.warp >= self.warps - 4:
+        # -- D, E: the front warps; the others go on to the next chunk's A1 ----------------------------------------------
+        if c + 1 < x.chunks:
+            other, turn = self.advance(slot, phase)
+            if x.warp == self.warps - 1:
+                cute.arch.mbarrier_wait(x.bars.free + other, turn ^ 1)
+            self.load_gate(x, tma, c + 1, other)
+        if back:
             self.scale_operands(x, x.tid - (self.threads_prep - 128))
-        self.meet()
-
-        # -- E -------------------------------------------------------------------------------------------------------
-        for column in cutlass.range_constexpr(3):
-            if x.warp == column:
-                self.invert_column(x, column)
+        if front:
+            self.invert_diagonal(x)
+            cute.arch.barrier(barrier_id=2, number_of_threads=128)
+            for column in cutlass.range_constexpr(3):
+                if x.warp == column:
+                    self.invert_column(x, column)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.mbarrier_arrive(x.bars.ready + slot)
-        self.fetch(x, words, c + 1)

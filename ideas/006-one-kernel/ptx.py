@@ -8,7 +8,7 @@ Source: PTX ISA, sections 9.7.3 (ex2, rcp, rsqrt, lg2), 9.7.9 (ld, st, cvt) and 
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 _ptx = cute.arch.inline_ptx
 
@@ -27,12 +27,6 @@ ceil = _unary("cvt.rpi.f32.f32")
 
 def fma(a, b, c):
     return _ptx("fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c])
-
-
-def mad_wide(a: Int32, b: int, c: Int64) -> Int64:
-    """a b + c, the product in 64 bits."""
-    code = f"mad.wide.s32 {{$w0}}, {{$r0}}, {b}, {{$r1}};"
-    return _ptx(code, write_only_types=[Int64], read_only_args=[a, c])
 
 
 def _regs(kind: str, first: int, n: int) -> str:

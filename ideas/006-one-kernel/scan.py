@@ -130,7 +130,7 @@ class Scan:
         """o over v in shared memory, and off."""
         cute.copy(x.copy_o, x.copy_o.retile(x.r_rb), x.c_o[None, None, None, slot])
         cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier(barrier_id=2 + x.group, number_of_threads=128)
+        cute.arch.barrier(barrier_id=3 + x.group, number_of_threads=128)
         if x.warp == 0:
             with cute.arch.elect_one():
                 cute.copy(o.atom, o.smem[None, slot], o.gmem[None, c])
