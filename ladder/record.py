@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -96,8 +97,13 @@ def new(kind: str, ladder: Ladder, rung: Rung, device: dict[str, Any], **fields:
         "schema": SCHEMA, "kind": kind, "rung": rung.name, "number": rung.number, "parent": ladder.parent(rung).name,
         "code_hash": own, "parent_hash": parent, "timing_version": TIMING_VERSION, "commit": commit, "dirty": dirty,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "versions": versions(), "device": device,
-        "command": "python -m ladder " + " ".join(sys.argv[1:]), "complete": False, **fields,
+        "command": "python -m ladder " + shlex.join(map(_portable, sys.argv[1:])), "complete": False, **fields,
     }  # fmt: skip
+
+
+def _portable(argument: str) -> str:
+    """An absolute path shortened to its name: where it lay on that machine helps nobody."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def versions() -> dict[str, str]:
