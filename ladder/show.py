@@ -39,13 +39,15 @@ def progress(label: str, total: int) -> Iterator[Callable[[str], None]]:
 
 
 def check_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Per rung and architecture: one line of what passed, one per failure, one per reason why something was not run."""
+    """Per rung and architecture: a line of what passed, one per failure, one per reason why something was not run, and one
+    for what was inherited."""
     table = Table(box=None, pad_edge=False)
     for column in ("rung", "arch", "outcome", "property", "reason"):
         table.add_column(column, overflow="fold", min_width=len(column))
     groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        reason = "" if row["outcome"] == "passed" else _located(row) if row["outcome"] == "failed" else row["reason"]
+        told = "inherited from" in row["reason"]  # what a rung has from fla or the compiler is said though it passed
+        reason = "" if row["outcome"] == "passed" and not told else _located(row) if row["outcome"] == "failed" else row["reason"]
         groups.setdefault((row["name"], row["arch"], row["outcome"], reason), []).append(row)
     for (name, arch, outcome, reason), group in groups.items():
         counts: dict[str, int] = {}
