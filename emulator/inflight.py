@@ -41,10 +41,14 @@ class InFlight:
     def __init__(self, kernel):
         self.names = kernel.registers
         self.tracked, self.operands, self.accumulators = set(), set(), set()
+        self.makers = {}  # register -> instructions whose result it holds
         moves = []
         # no side effect orders register arithmetic against tcgen05.wait::ld, so compilers move it; wgmma's they leave
         self.follow_all = any(i.opcode.startswith("tcgen05.ld") for i in kernel.code)
         for ins in kernel.code:
+            if ins.opcode.startswith(("tcgen05.ld", "wgmma.mma_async")):
+                for i in registers(ins.operands[0]):
+                    self.makers.setdefault(i, []).append(ins)
             if ins.opcode.startswith("tcgen05.ld"):
                 self.tracked.update(registers(ins.operands[0]))
             elif ins.opcode.startswith("wgmma.mma_async"):
@@ -58,8 +62,11 @@ class InFlight:
         while again:
             again = False
             for dst, src in moves:
-                if any(s in self.tracked for s in src) and not all(d in self.tracked for d in dst):
+                first = next((s for s in src if s in self.tracked), None)
+                if first is not None and not all(d in self.tracked for d in dst):
                     self.tracked.update(dst)
+                    for d in dst:
+                        self.makers.setdefault(d, self.makers.get(first, []))
                     again = True
         self.busy, self.lent, self.dirty = {}, {}, {}
 
@@ -102,6 +109,16 @@ class InFlight:
     def name(self, index):
         return self.names[index][0]
 
+    def _maker(self, index, use):
+        """The asynchronous instruction whose result (or a copy of it) a register is: the last one before the use."""
+        from .engine import source
+
+        makers = self.makers.get(index, [])
+        before = [ins for ins in makers if ins.line < use.line] or makers
+        if not before:
+            return "an asynchronous operation"
+        return f"the {'.'.join(before[-1].parts[:2])} of PTX line {before[-1].line}{source(before[-1])},"
+
     def guard(self, m, ins, run):
         """Wrap the callable of an instruction that has tracked registers among its operands."""
         if not self.tracked:
@@ -125,8 +142,8 @@ class InFlight:
                             m.force(i, f)
                 elif i is not None:
                     raise ProtocolError(
-                        f"register {self.name(i)} belongs to an asynchronous operation that this warp has not waited "
-                        "for (tcgen05.wait::ld or wgmma.wait_group is missing)"
+                        f"register {self.name(i)} belongs to {self._maker(i, ins)} that this warp has not waited for "
+                        f"({'tcgen05.wait::ld' if self.follow_all else 'wgmma.wait_group'} is missing)"
                     )
             self.check_lent(written, f)
             for i in accessed:

@@ -29,6 +29,7 @@ class Tensor:
     def __init__(self, m):
         self.data = np.full((m.batch, tmem.LANES, tmem.COLUMNS), POISON, np.uint32)
         self.allocators = {}
+        self.made = {}  # CTA -> place of its last tcgen05.alloc
 
     def allocator(self, cta):
         return self.allocators.setdefault(cta, tmem.Allocator())
@@ -51,7 +52,8 @@ def state(m):
 def leaks(m):
     for cta, a in state(m).allocators.items():
         if a.leaks():
-            raise ProtocolError(f"CTA {m.cta_name(cta)} ended without freeing tensor memory: {a.describe()}")
+            said = f"CTA {m.cta_name(cta)} ended without freeing tensor memory: {a.describe()} of the allocation"
+            raise ProtocolError(said, state(m).made[cta])
 
 
 class Operation:
@@ -112,6 +114,7 @@ def alloc(m, ins, mods):
                 got = allocator.alloc(int(columns[lane]))
                 if got is None:
                     return Wait(lambda g: True, lambda g: "tensor memory to become free", retry=True)
+                state(m).made[cta] = m.where(f)
                 place = m.shared.locate(at[32 * j : 32 * j + 1] & np.uint64(SHARED_WINDOW - 1), cta, 4, True)
                 m.shared.buffer.views[4][place // 4] = got
                 if m.watch:
