@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from contextlib import contextmanager
 
@@ -12,7 +13,8 @@ import torch
 from ladder import tamper, witness
 from ladder.checks.context import Context, Failure, NotRun, same
 
-SETTLE_S = 0.2  # long enough for a thread that was left with the work to be done with it
+SETTLE_S = 0.2  # long enough for work that was left to something else to be done, or begun
+THREAD_S = 20.0  # a thread that the call started is waited for, up to this
 FLA_KERNELS = {  # stage -> how the names of fla's kernels for it begin
     "normalise": ("l2norm_fwd", "fused_beta_sigmoid"), "gate": ("cumsum", "kda_gate"),
     "intra": ("chunk_kda_fwd_kernel_intra", "chunk_kda_fwd_kernel_inter"), "wu": ("recompute_w_u",),
@@ -111,9 +113,12 @@ def finished_when_returned(ctx: Context) -> None:
         raise NotRun("on a GPU a call returns before its kernels have run; `second stream` sees work elsewhere")
     inputs = ctx.draw("finished")
     ctx.supported(inputs)
+    before = set(threading.enumerate())
     outputs = ctx.call(inputs)
     kept = tuple(None if t is None else t.clone() for t in outputs)
     time.sleep(SETTLE_S)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(THREAD_S)
     same("after the call returned (something goes on writing it in the background)", outputs, kept)
 
 

@@ -12,7 +12,8 @@ import time
 import pytest
 import torch
 
-from ladder import judge
+from ladder import judge, manifest, report_readme
+from ladder import record as records
 from tests.faults.conftest import ENV
 
 COMMANDS = ("check", "bench", "idea", "report")
@@ -54,6 +55,62 @@ def kills(place, count: int, seed: int) -> None:
         done = place.run(name)
         assert done.returncode == 0, f"{name} after {count} kills (seed {seed}): {done.stderr}"
     place.assert_whole()
+
+
+def die_at_line(module, step: int, call) -> bool:
+    """Run `call` in a child that dies at the step-th line it executes in `module`; whether it did."""
+    pid = os.fork()
+    if pid == 0:
+        left = iter(range(step - 1, -1, -1))
+
+        def trace(frame, event, arg):
+            if frame.f_code.co_filename != module.__file__:
+                return None
+            if event == "line" and next(left) == 0:
+                os._exit(9)
+            return trace
+
+        sys.settrace(trace)
+        try:
+            call()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+def test_a_record_is_whole_at_every_line_of_its_writing(place):
+    """Replaced, or created anew: a reader finds the old one, the new one or none."""
+    old = records.read(place.record)
+    new, fresh, step = {**old, "command": "x" * 100_000}, place.out / "check-20260101T000000Z-11111111.json", 1
+    outcomes = set()
+    while True:
+        died = die_at_line(records, step, lambda: (records.write(place.record, new), records.create(fresh, new)))
+        assert records.read(place.record) in (old, new)
+        made = [records.read(path) for path in place.out.glob("*.json")]
+        assert made in ([], [new])
+        outcomes.add((records.read(place.record) == new, len(made)))
+        if not died:
+            break
+        records.write(place.record, old)
+        fresh.unlink(missing_ok=True)
+        step += 1
+    assert step > 20 and outcomes == {(False, 0), (True, 0), (True, 1)}
+
+
+def test_a_readme_is_whole_at_every_line_of_its_writing(place):
+    readme, step, outcomes = place.root / "README.md", 1, set()
+    old, ladder = readme.read_text(), manifest.load(place.root)
+    new = report_readme.refreshed(old, ladder)
+    assert new != old
+    while True:
+        died = die_at_line(report_readme, step, lambda: report_readme.write(readme, ladder))
+        assert readme.read_text() in (old, new)
+        outcomes.add(readme.read_text() == new)
+        if not died:
+            break
+        readme.write_text(old)
+        step += 1 + step // 8
+    assert step > 20 and outcomes == {False, True}
 
 
 def test_eight_kills(place):
