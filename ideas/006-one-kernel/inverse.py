@@ -5,7 +5,7 @@ from __future__ import annotations
 from cutlass import Float32, Int32, select_
 
 from . import ptx
-from .tiles import BLOCK, ROW, SLOTS, TILE
+from .tiles import BLOCK, ROW, SLOTS, TILE, keys_of
 
 
 class Inverse:
@@ -78,10 +78,11 @@ class Inverse:
 
     def times(self, x, acc, left, a: int, c: int):
         """acc + left times the transpose of block (a, c) of the tiles over q, both in two parts."""
-        at = x.kd + (a * BLOCK + (x.lane & 15)) * ROW + (((2 * c + (x.lane >> 4)) ^ (x.lane & 7)) << 4)
+        row, chunk = keys_of(x.lane)
+        at = x.kd + (a * BLOCK + row) * ROW + (((2 * c + chunk) ^ (row & 7)) << 4)
         right = [ptx.ldmatrix(at, part * TILE) for part in range(2)]
         acc = list(acc)
         for l, r in ((0, 1), (1, 0), (0, 0)):
             for n in range(2):
-                acc[n] = ptx.mma(acc[n], left[l], (right[r][n], right[r][n + 2]), "bf16")
+                acc[n] = ptx.mma(acc[n], left[l], right[r][2 * n : 2 * n + 2], "bf16")
         return acc

@@ -25,38 +25,45 @@ no output of a row depends on a later row, bitwise. Without a bound on the gate 
 
 h_0 is `h0` or zero; after the last chunk h is written to `ht`. Tokens past T are zeros by TMA, beta 0 and decay 1.
 
-    role   warps                          does                                    registers (512 threads)
-    SCAN   4 for each 64 columns of V     products R, A, DH, O; its v and o by TMA 168 (setmaxnreg)
-    PREP   K / 16                         everything else; q and k by TMA           88
+    role   warps                          does                                        registers (512 threads)
+    SCAN   4 for each 64 columns of V     products R, A, DH, O; its v and o by TMA     168 (setmaxnreg)
+    PREP   K / 16                         everything else; q, k and gate by TMA        88
 
-    PREP, a chunk: phase         who                          reads                     leaves
-    A1 gate, cumsum              thread = 2 channels x block  g (global, a chunk ahead) L (registers), block totals
-       row norms, q_i . k_i      warp = block x (q or k)      raw q, k                  norms, dots; beta
-    (A1' dyadic diagonal)        warp = block x levels        raw q, k, L (kD's, kg's)  scores in registers
-    A2 operands                  thread = 2 channels x block  raw q, k                  qF, kF, kD, kg, scales, decay
-    B  scores                    warp = block pair            qF, kF, kD                Aqk; -L as two bf16 over kD; L fp32
-    D  diagonal inverses         warps 0-3, lane = column     L fp32                    D split; diagonal blocks of -A'^T
-       qF, kF times 2^N_b        warps 4-7 (or the same)      qF, kF                    qG, kG in their place
-    E  off-diagonal inverse      warp 0-2 = block column      -L, D                     -A'^T
+    PREP, chunk c    who                          reads                       leaves
+    A1 row products  back: warp = block           raw q, k                    norms, q_i . k_i
+       gate, cumsum  thread = 2 channels x block  gate                        L (registers), block totals; beta
+    (A1' diagonal)   warp = block x levels        raw q, k; L over kD and kg  scores in registers
+    A2 operands      thread = 2 channels x block  raw q, k                    qF, kF, kD, kg, scales, decay
+       (TMA)         last warp                                                raw q, k of chunk c + 1
+    B  scores        warp = block pair            qF, kF, kD                  Aqk; -L as two bf16 over kD; L fp32
+       (TMA)         last warp                                                gate of chunk c + 1, over its kg (and kF)
+    D  diagonal      front: lane = column         L fp32                      D split; diagonal blocks of -A'
+       times 2^N_b   back                         qF, kF                      qG, kG in their place
+    E  off-diagonal  front: warp = block column   -L, D                       -A'
+Front are the first four warps of PREP, back the last four; with K = 64 they are the same. The back goes on to A1 of the
+next chunk while the front inverts.
 
-    operand of SCAN   smem view        major  bytes                 used as
-    kG, qG            (64 token, K)    K      [token, K]            B of R, O: contraction over K
-    -A'               (64 i, 64 j)     MN     [j, i] (A' transposed) B of A: N = token i, contraction over j
-    Aqk               (64 i, 64 j)     K      [i, j]                B of O: contraction over j
-    kg                (K, 64 token)    MN     [token, K]            B of DH: N = k, contraction over token
-    v, o              (64 v, 64 token) V contiguous                 ldmatrix.trans / stmatrix.trans; o over v
+    operand of SCAN   smem view        major     bytes         used as
+    kG, qG            (64 token, K)    K         [token, K]    B of R, O: contraction over K
+    -A', Aqk          (64 i, 64 j)     K         [i, j]        B of A, O: N = token i, contraction over j
+    kg                (K, 64 token)    MN        [token, K]    B of DH: N = k, contraction over token
+    v, o              (64 v, 64 token) V contig. [token, v]    ldmatrix.trans / stmatrix.trans; o over v
 Tiles are [64 rows][64 columns] of io, 128-byte rows, 16-byte chunk c of row r at chunk c ^ (r % 8) (TMA's 128-byte
 swizzle), wider ones a sequence of such. Blocks of -A' and Aqk above the diagonal are zeroed once, at the start.
-MMA: PREP mma.sync m16n8k16. SCAN wgmma, M = 64 rows of V, A from registers: R, O m64n64k16 x K/16; A, O m64n64k16 x 4;
-DH m64nKk16 x 4. An accumulator's registers are, in order, the A fragment of the next product (PTX ISA, "Register
-Fragments for wgmma.mma_async.m64nNk16"), so each step of the chain is a cast.
+MMA: PREP mma.sync m16n8k16. SCAN wgmma, M = 64 rows of V, A from registers: R m64n64k16 x K/16; DH m64nKk16 x 4; A and
+O for 32 tokens at a time (h, io(h), r and v' fill the registers), m64n32k16 x 2 and x 4 (the upper right quarters of A'
+and Aqk are zero), O m64n32k16 x K/16 twice besides. An accumulator's registers are, in order, the A fragment of the next
+product (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16"), so each step of the chain is a cast.
 
-    mbarrier  ring  count                       arrives                               waits
-    raw       1     1 + bytes                   PREP's loading lane (q, k)            PREP before A1's norms
-    ready     2     threads of PREP             PREP, every lane, after its last phase SCAN
-    free      2     threads of SCAN             SCAN, every lane, after its last read PREP before it writes the slot
-    value     2 x warpgroups of SCAN, 1 + bytes SCAN's loading lane (v)               the same warpgroup
-    bar.sync  0: all, once; 1: PREP between phases; 2 + g: warpgroup g of SCAN, o written before its TMA store
+    mbarrier  ring  count                         arrives                               waits
+    raw       1     1 + bytes                     PREP's last warp (q, k)               PREP before A1
+    gate      1     1 + bytes                     PREP's last warp                      PREP before the cumsum
+    ready     2     threads of PREP               PREP, every lane, after its last phase SCAN
+    free      2     threads of SCAN               SCAN, every lane, after its last read PREP before it (or TMA) writes
+    value     2 x warpgroups of SCAN, 1 + bytes   SCAN's first warp (v)                 the same warpgroup
+    bar.sync  0: all, once; 1: PREP between phases; 2: its front between D and E; 3 + g: warpgroup g of SCAN, o written
+              before its TMA store
+A tile's slot is free for the next v once its o has been read: the thread that stores o waits for that, then loads.
 """
 
 from __future__ import annotations
@@ -89,15 +96,16 @@ class Role(enum.IntEnum):
 class KdaForward(Prep, Scan):
     """The jit function of one static configuration (see `build`)."""
 
-    def __init__(self, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, has_h0):
+    def __init__(self, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, has_h0, v_tile):
         for name, value, accepted in (
             ("K", K, (64, 128)), ("dtype", dtype, tuple(IO)), ("gate", gate, ("log", "softplus", "safe")),
             ("g_dtype", g_dtype, (dtype, "float32")), ("beta_dtype", beta_dtype, (dtype, "float32")),
+            ("v_tile", v_tile, (64, 128)),
         ):  # fmt: skip
             if value not in accepted:
                 raise ValueError(f"{name}: got {value}, accepted {' or '.join(map(str, accepted))}")
-        if V <= 0 or V % 64:
-            raise ValueError(f"V: got {V}, accepted a positive multiple of 64")
+        if V <= 0 or V % v_tile:
+            raise ValueError(f"V: got {V}, accepted a positive multiple of v_tile = {v_tile}")
         self.K, self.V, self.io, self.pair = K, V, IO[dtype], {"bfloat16": "bf16", "float16": "f16"}[dtype]
         self.gate, self.l2norm, self.beta_sigmoid, self.dt_bias = gate, l2norm, beta_sigmoid, dt_bias
         self.has_h0 = has_h0
@@ -106,7 +114,7 @@ class KdaForward(Prep, Scan):
         self.g_columns = 64 // self.g_words  # of a box: 128 bytes
         self.g_element, self.beta_element = ELEMENT[g_dtype], ELEMENT[beta_dtype]
         self.dyadic = not bounded or dtype == "float16"
-        self.v_tile = 128 if V % 128 == 0 else 64
+        self.v_tile = v_tile
         self.groups = self.v_tile // WG_V
         self.warps = K // 16  # of PREP: a thread per channel pair and block
         self.threads_scan, self.threads_prep = 128 * self.groups, 32 * self.warps
@@ -360,17 +368,21 @@ def build(
     beta_dtype: str = "bfloat16",
     dt_bias: bool = True,
     has_h0: bool = True,
+    v_tile: int = 64,
 ):
     """(jit function, fake arguments) of one configuration, to be compiled for `arch` ("sm_90a") with TVM-FFI.
 
     gate: "log", "softplus" or "safe"; bounded: natural-log decays lie in [-5, 0] (implied by "safe", the caller's
-    promise with "log"). dt_bias, has_h0: whether there is one. Arguments of the compiled function: those of
+    promise with "log"). dt_bias, has_h0: whether there is one. v_tile: V columns a CTA walks; each CTA prepares its
+    chunks itself, so 64 doubles that work, but leaves PREP more of an SM. Arguments of the compiled function: those of
     KdaForward.__call__, contiguous; B, T, H, HV are free.
     ValueError: a parameter outside its domain.
     """
     if arch != "sm_90a":
         raise ValueError(f"arch: got {arch}, accepted sm_90a")
-    fn = KdaForward(K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, has_h0)
+    fn = KdaForward(
+        K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, has_h0, v_tile
+    )
     B, T, H, HV, flat = (cute.sym_int() for _ in range(5))
 
     def fake(element, *shape):

@@ -32,7 +32,12 @@ def unit_params(K: int, V: int, dtype: str, gate: str, bounded: bool, raw: bool,
     """The parameters of form `prod` (raw) or `pre`."""
     other = dtype if raw else "float32"
     return {"K": K, "V": V, "dtype": dtype, "gate": gate, "bounded": bounded, "l2norm": raw, "beta_sigmoid": raw,
-            "g_dtype": other, "beta_dtype": other, "dt_bias": raw, "has_h0": has_h0}  # fmt: skip
+            "g_dtype": other, "beta_dtype": other, "dt_bias": raw, "has_h0": has_h0, "v_tile": v_tile(V)}  # fmt: skip
+
+
+def v_tile(V: int) -> int:
+    """Columns of V a CTA walks: as many as it can, since every CTA prepares its chunks itself."""
+    return 128 if V % 128 == 0 else 64
 
 
 SIZES = tuple((K, K, dtype) for K in (64, 128) for dtype in ("bfloat16", "float16"))
@@ -74,7 +79,7 @@ def plan_forward(where: target.Target, p: Problem) -> Plan:
 
     params = {"K": p.K, "V": p.V, "dtype": name("q"), "gate": p.gate, "bounded": p.safe_gate, "l2norm": p.l2norm,
               "beta_sigmoid": p.beta_sigmoid, "g_dtype": name("g"), "beta_dtype": name("beta"),
-              "dt_bias": "dt_bias" in p.dtypes, "has_h0": p.initial_state}  # fmt: skip
+              "dt_bias": "dt_bias" in p.dtypes, "has_h0": p.initial_state, "v_tile": v_tile(p.V)}  # fmt: skip
     run = where.load(unit(where.arch, **params))
     return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
 

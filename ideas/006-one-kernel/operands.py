@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import cutlass
 from cutlass import Float32, Int32, select_
 
 from . import ptx
-from .tiles import BLOCK, CHUNK, PAIRS, ROW, SLOTS, TILE, pick, swizzled
+from .tiles import BLOCK, CHUNK, PAIRS, ROW, SLOTS, TILE, keys_of, pick, swizzled
 
 LOG2E = math.log2(math.e)
 FLOOR = -256.0  # log2 decay of one token below which it is 0 anyway; keeps differences of sums exact
@@ -56,8 +55,7 @@ class Operands:
         return [ptx.unpack(ptx.lds(at, i * ROW), self.pair) for i in range(BLOCK)]
 
     def cumulate(self, x):
-        """Inclusive cumsum over the block's 16 rows for both channels; rows past T, whose gates are zeros here, count as
-        no decay."""
+        """Inclusive cumsum over the block's 16 rows for both channels. Rows past T, zeros here, count as no decay."""
         sums, total = [], [Float32(0.0)] * 2
         for i, values in enumerate(self.gate_values(x)):
             if self.gate == "log":
@@ -68,7 +66,8 @@ class Operands:
             if self.gate == "safe" or not self.dyadic:
                 total = [ptx.fma(unit[j], factor, total[j]) for j in range(2)]
             else:
-                total = [total[j] + cutlass.max(unit[j] * factor, Float32(FLOOR)) for j in range(2)]
+                step = [unit[j] * factor for j in range(2)]
+                total = [total[j] + select_(step[j] < FLOOR, Float32(FLOOR), step[j]) for j in range(2)]
             sums.append(total)
         return sums
 
@@ -81,18 +80,21 @@ class Operands:
 
     def row_products(self, x) -> None:
         """1 / norm of each row of q and k, and q_i . k_i of the raw rows (exact products, so that Aqk's diagonal bears
-        no rounding of its operands): diagonals of x y^T, whose B fragments are A fragments. Block x.warp % 4."""
+        no rounding of its operands): diagonals of x y^T. Block x.warp % 4."""
         lane, block = ptx.fresh(x.lane), x.warp & 3
         at16 = swizzled(lane)
         rows = x.raw + (block * BLOCK + (lane & 15)) * ROW
+        row, chunk = keys_of(lane)
+        keys, chunk = x.raw + (block * BLOCK + row) * ROW, (chunk ^ (row & 7)) << 4
         wanted = ([(0, 0), (1, 1)] if self.l2norm else []) + ([] if self.dyadic else [(0, 1)])
         acc = [[[Float32(0.0)] * 4 for _ in range(2)] for _ in wanted]
         for kk in range(self.K // 16 if wanted else 0):
-            sides = [ptx.ldmatrix(rows + at16[kk % 4], side * self.keys + (kk // 4) * TILE) for side in range(2)]
+            off = [side * self.keys + (kk // 4) * TILE for side in range(2)]
+            places = rows + at16[kk % 4], keys + (chunk ^ ((kk % 4) << 5))
+            a, b = ([ptx.ldmatrix(at, o) for o in off] for at in places)
             for n, (left, right) in enumerate(wanted):
                 for h in range(2):
-                    b = sides[right]
-                    acc[n][h] = ptx.mma(acc[n][h], sides[left], (b[h], b[h + 2]), self.pair)
+                    acc[n][h] = ptx.mma(acc[n][h], a[left], b[right][2 * h : 2 * h + 2], self.pair)
         for n, (left, right) in enumerate(wanted):
             if left == right:
                 out = x.norms + left * (CHUNK * 4) + block * (BLOCK * 4)

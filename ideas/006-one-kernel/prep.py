@@ -126,7 +126,7 @@ class Prep(Operands, Dyadic, Scores, Inverse):
             self.put_strip(x, strips[n], x.warp + self.warps * n, first)
         self.meet()
 
-        # -- D, E: the front warps; the others go on to the next chunk's A1 ----------------------------------------------
+        # -- D, E: the front warps; the others go on to the next chunk's A1 --------------------------------------
         if c + 1 < x.chunks:
             other, turn = self.advance(slot, phase)
             if x.warp == self.warps - 1:

@@ -1,4 +1,4 @@
-"""The role SCAN: the recurrence and the output, chunk after chunk, from PREP's operands (kda_sm90.py has the equations)."""
+"""The role SCAN: recurrence and output, chunk after chunk, from PREP's operands (equations: kda_sm90.py)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class Scan:
         return cute.make_tiled_mma(cute.make_mma_atom(op))
 
     @cute.jit
-    def scan(self, s, s_v, v, o, bars, chunks: Int32, group: Int32, h0, ht, b: Int32, hv: Int32, v0: Int32, scale: Float32):
-        """s: shared tensors by name; s_v, v, o: shared memory and TMA of this warpgroup's 64 columns from v0 on, one column a chunk."""
+    def scan(self, s, s_v, v, o, bars, chunks: Int32, group: Int32, h0, ht, b: Int32, hv: Int32, v0: Int32,
+             scale: Float32):  # fmt: skip
+        """s: shared tensors by name; s_v, v, o: shared memory and TMA (one column a chunk) of this warpgroup's 64
+        columns, from v0 on."""
         io, K = self.io, self.K
         tid = cute.arch.thread_idx()[0] % 128
         mma_token = self._mma(CHUNK, OperandMajorMode.K)  # N = tokens: R
@@ -171,15 +173,16 @@ class Scan:
         part = cute.make_tensor(out.iterator + half * n, cute.make_layout(n))
         part.store(values.to(self.io).reshape((n,)))
 
-    def issue(self, mma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, zero: bool = False, steps: int | None = None):
-        """Start acc = (0 if zero else acc) + a b as one wgmma group, over the first `steps` times 16 of the contraction.
-        `a`: an accumulator-shaped io tensor ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
+    def issue(self, mma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, zero: bool = False, steps: int = 0) -> None:
+        """Start acc = (0 if zero else acc) + a b as one wgmma group, over the contraction's first `steps` times 16 (0:
+        all). `a`: an accumulator-shaped io tensor ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16).
+        b: (B fragment, k step) of one tile of the smem operand."""
         n = cute.size(a) // 8
         a = cute.make_tensor(a.iterator, cute.make_layout(((2, 2, 2), 1, n), stride=((1, 2, 4), 0, 8)))
         atom = cute.make_mma_atom(mma.op)
         atom.set(warpgroup.Field.ACCUMULATE, not zero)
         warpgroup.fence()
-        for k in range(n if steps is None else steps):
+        for k in range(steps or n):
             part = b[None, k]
             part = cute.make_tensor(part.iterator, cute.append(part.layout, cute.make_layout(1), up_to_rank=2))
             cute.gemm(atom, acc, a[None, None, k], part, acc)

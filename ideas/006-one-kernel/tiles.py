@@ -29,3 +29,9 @@ def swizzled(lane: Int32):
     """Offsets of 16-byte chunk 2 j + lane / 16 of row lane % 16, for j = 0..3: an A fragment as ldmatrix.x4 reads it.
     Each phase asks with a fresh `lane`, so that none holds another's addresses in registers."""
     return [(((lane >> 4) ^ (lane & 7)) << 4) ^ (j << 5) for j in range(4)]
+
+
+def keys_of(lane: Int32):
+    """(row, chunk) of 16 rows x 2 chunks that a lane names so that ldmatrix.x4 leaves the B fragments of m16n8k16 in
+    neighbouring registers, as HMMA wants them: rows 8 n to 8 n + 7 in registers 2 n and 2 n + 1."""
+    return (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1
