@@ -162,6 +162,17 @@ def test_each_head_walks_back_to_where_its_own_fades_close():
                 assert torch.equal(ht[b, hv], state[0, 0]), (b, hv)
 
 
+def test_each_chunk_is_stored_once_and_a_walked_one_loads_less():
+    """Four segments of a chunk that walk 0, 1, 2 and 3: nobody stores rows of another segment."""
+    x, on = operands(1, 4 * 64, 1), target()
+    states(x, torch.zeros(1, 4, 1), 1)
+    counts = on.device.stats[-1]["by_opcode"]
+    stores = sum(n for op, n in counts.items() if op.startswith("cp.async.bulk.tensor") and ".global.shared" in op)
+    loads = sum(n for op, n in counts.items() if op.startswith("cp.async.bulk.tensor") and ".global.shared" not in op)
+    assert stores == 4
+    assert loads == 4 * 6 + 4 * 4 + 6 * 4  # own: w qg gl u kg Aqk; the chunk ahead: no kg, no Aqk; walked: w gl u kg
+
+
 @pytest.mark.slow
 def test_a_walk_of_more_chunks_than_a_warp_has_lanes():
     x, fade = operands(1, 36 * 64, 1), torch.zeros(1, 36, 1)
