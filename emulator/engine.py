@@ -537,7 +537,7 @@ def source(ins):
     if not ins.source:
         return ""
     file, line = ins.source
-    file = file.rpartition("site-packages/")[2]
+    file = file.rpartition("-packages/")[2]
     return f", source {file.removeprefix(os.getcwd() + os.sep)}:{line}"
 
 
