@@ -20,9 +20,9 @@ class Fade:
     """Part of phase A1 of KdaPrep."""
 
     def peak(self, x, i: int, steps, kept: Int32) -> Int32:
-        """`kept`, in lane i replaced by the bits of the largest of row i's log decays over the warp's 64 channels: that of
-        the least magnitude, which for values <= 0 is the least as an unsigned integer. A NaN is less still, and a row past
-        T has no decay."""
+        """`kept`, in lane i replaced by the bits of the largest of row i's log decays over the warp's 64 channels: that
+        of the least magnitude, which for values <= 0 is the least as an unsigned integer. A NaN is less still; a row
+        past T has no decay."""
         largest = Float32(select_(x.live > i, ptx.fmax(steps[0], steps[1]), Float32(0.0)))
         return select_(x.lane == i, ptx.redux_min(largest.bitcast(Int32)), kept)
 
@@ -33,8 +33,8 @@ class Fade:
 
     @cute.jit
     def store_fade(self, x, fade: cute.Tensor, element: Int64):
-        """One warp: lane = two tokens. Reads the peaks and, where the bound on the key's factor must be computed, the norms
-        of k and beta."""
+        """One warp: lane = two tokens. Reads the peaks and, where the key's factor must be computed, k's norms and
+        beta."""
         total = Float32(0.0)
         for half in cutlass.range_constexpr(2):
             token = (x.lane + 32 * half) * 4

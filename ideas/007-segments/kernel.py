@@ -74,7 +74,7 @@ def unsupported(p: Problem) -> str | None:
 
 
 def segment_length(p: Problem) -> int:
-    """Chunks a segment: as many segments as CTAs of the state kernel still fit the GPU at once, if there are few of them.
+    """Chunks a segment: as many segments as CTAs still fit the GPU at once, if a segment has few of them.
 
     Above 2/5 of the SMs one segment: the CTAs then draw what L2 can give already (NOTES.md, Prediction)."""
     tiles, sms = p.B * p.HV * (p.V // V_TILE), multiprocessors(p.device)

@@ -57,8 +57,8 @@ class Operands:
         return raw
 
     def cumulate(self, x, raw, coefficients):
-        """Inclusive cumsum over the block's 16 rows for both channels, and each row's largest decay (Fade.peak); rows past T
-        count as no decay."""
+        """Inclusive cumsum over the block's 16 rows for both channels, and each row's largest decay (Fade.peak); rows
+        past T count as no decay."""
         sums, total, peaks = [], [Float32(0.0)] * 2, Int32(0)
         for i in range(BLOCK):
             values = [r.bitcast(Float32) for r in raw[i]] if self.g_words == 2 else ptx.unpack(raw[i][0], self.pair)

@@ -423,9 +423,9 @@ def build(
     """(jit function, fake arguments) of one configuration, to be compiled for `arch` ("sm_90a") with TVM-FFI.
 
     gate: "log", "softplus" or "safe"; bounded: natural-log decays lie in [-5, 0] (implied by "safe", the caller's
-    promise with "log"). dt_bias: whether there is one; fades: whether `fade` is wanted. ctas: per SM, which caps the registers (by
-    default as many as shared memory allows, up to 3). Arguments of the compiled function: those of KdaPrep.__call__,
-    contiguous; B, T, H, HV are free.
+    promise with "log"). dt_bias: whether there is one; fades: whether `fade` is wanted. ctas: per SM, which caps the
+    registers (by default as many as shared memory allows, up to 3). Arguments of the compiled function: those of
+    KdaPrep.__call__, contiguous; B, T, H, HV are free.
     ValueError: a parameter outside its domain.
     """
     if arch != "sm_90a":
