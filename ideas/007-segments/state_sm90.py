@@ -294,7 +294,7 @@ class KdaState(Recurrence):
 
     @cute.jit
     def first_chunk(self, fade: cute.Tensor, b: Int32, hv: Int32, begin: Int32):
-        """Where the walk of a segment that begins at chunk `begin` starts; the same in every warp. A NaN closes nothing."""
+        """Where the walk before chunk `begin` starts; the same in every warp. A NaN closes nothing."""
         lane = cute.arch.lane_idx()
         start, total, closed = begin, Float32(0.0), Int32(0)
         while (start > 0) & (closed == 0):
@@ -343,8 +343,8 @@ class KdaState(Recurrence):
 
     @cute.jit
     def load(self, w, qg, kg, aqk, u, g, bars, span):
-        """A chunk more than the span: RECURRENCE fetches one ahead, and past T TMA writes zeros, reading nothing (a zero
-        row of gl is a decay of 1)."""
+        """A chunk more than the span: RECURRENCE fetches one ahead. Past T TMA writes zeros, reading nothing; a zero row
+        of gl is a decay of 1."""
         stage, phase, u_stage, u_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         for c in cutlass.range(span.start, span.end + 1, unroll=1):
             full, full_ka, full_g = bars.full + stage, bars.full_ka + stage, bars.full_g + u_stage
@@ -415,8 +415,8 @@ class KdaState(Recurrence):
 KdaState.kda_state.set_name_prefix("kda_state", remove_cutlass_symbol=True, keep_mangled_name=False)
 
 
-def build(arch: str, K: int, V: int, dtype: str = "bfloat16", segmented: bool = True, has_h0: bool = True, write_ht: bool = True,
-          v_tile: int = 64):  # fmt: skip
+def build(arch: str, K: int, V: int, dtype: str = "bfloat16", segmented: bool = True, has_h0: bool = True,
+          write_ht: bool = True, v_tile: int = 64):  # fmt: skip
     """(jit function, fake arguments) of one configuration, to be compiled for `arch` ("sm_90a") with TVM-FFI.
 
     v_tile: V columns a CTA walks. 128 (two warpgroups) moves the fewest bytes; 64 gives twice the CTAs, and is faster

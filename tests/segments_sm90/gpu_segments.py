@@ -93,7 +93,8 @@ def check(rung) -> bool:
                 verdicts = budget.judge(*first, budget.reference(oracle.chunked(**call), **call))
                 good &= same and all(v.passed for v in verdicts)
                 said = ", ".join(f"{v.tensor} {v.error:.2e} of {v.budget:.2e} {v.reason or 'ok'}" for v in verdicts)
-                print(f"check {regime} {form}{' h0' if state else ''}: {said}; bits {'same' if same else 'DIFFER'}", flush=True)
+                print(f"check {regime} {form}{' h0' if state else ''}: {said}; "
+                      f"bits {'same' if same else 'DIFFER'}", flush=True)  # fmt: skip
     return good
 
 
@@ -209,8 +210,10 @@ def main() -> None:
             print(f"  graphs: {compare(rungs, call, clock, a.rounds)}", flush=True)
             print(f"  stages: {stages(rung, dict(tensors), problem, clock, a.rounds)}", flush=True)
             x = with_fade(rung, tensors, problem)
-            x.update(o=torch.empty_like(x["u"]), final_state=torch.empty(problem.B, problem.HV, 128, 128, device="cuda"))
-            print(f"  state, segments/V tile: {variants(rung, x, problem, SEGMENTS.get(name, (1,)), clock, a.rounds)}", flush=True)
+            final_state = torch.empty(problem.B, problem.HV, problem.K, problem.V, device="cuda")
+            x.update(o=torch.empty_like(x["u"]), final_state=final_state)
+            alone = variants(rung, x, problem, SEGMENTS.get(name, (1,)), clock, a.rounds)
+            print(f"  state, segments/V tile: {alone}", flush=True)
             del call, tensors, x
     sys.exit(not good)
 

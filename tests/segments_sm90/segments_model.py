@@ -1,5 +1,5 @@
-"""Segments in plain torch: the recurrence over chunks with a tensor core kernel's roundings (kernels/kda/budget.py), cut
-into segments that start from zero as far back as a bound on what came before asks for."""
+"""Segments in plain torch: the recurrence over chunks with a tensor core kernel's roundings (kernels/kda/budget.py),
+cut into segments that start from zero as far back as a bound on what came before asks for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOSED = -40.0  # log2: where the bound is below, the incoming state counts as z
 
 @dataclass(frozen=True)
 class Chunk:
-    """What the state pass reads of one chunk, each [B,HV,...]: rounded operands, and the chunk's fade in log2 [B,HV]."""
+    """What the state pass reads of one chunk, each [B,HV,...]: rounded operands, and the fade in log2 [B,HV]."""
 
     qg: torch.Tensor
     kg: torch.Tensor
