@@ -343,8 +343,8 @@ class KdaState(Recurrence):
 
     @cute.jit
     def load(self, w, qg, kg, aqk, u, g, bars, span):
-        """A chunk more than the span: RECURRENCE fetches one ahead. Past T TMA writes zeros, reading nothing; a zero row
-        of gl is a decay of 1."""
+        """A chunk more than the span: RECURRENCE fetches one ahead. Past T TMA writes zeros, reading nothing; a zero
+        row of gl is a decay of 1."""
         stage, phase, u_stage, u_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         for c in cutlass.range(span.start, span.end + 1, unroll=1):
             full, full_ka, full_g = bars.full + stage, bars.full_ka + stage, bars.full_g + u_stage
