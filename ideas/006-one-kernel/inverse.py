@@ -1,4 +1,4 @@
-"""Phases D and E of PREP: -A' = -(I + L)^-1 diag(beta), and the operands of SCAN moved to anchor 0 (kda_sm90.py)."""
+"""Phases D and E of PREP: -A = -(I + L)^-1, and the operands of SCAN moved to anchor 0 (kda_sm90.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Inverse:
 
     def invert_diagonal(self, x) -> None:
         """X = (I + L_bb)^-1, a column a lane (the two halves of a warp do the same), by forward substitution: row i is
-        e_i - sum_j L_ij X_j. Leaves X split in two, and -X diag(beta) in -A'."""
+        e_i - sum_j L_ij X_j. Leaves X split in two, and -X in -A."""
         column, upper = x.lane & 15, x.lane >> 4
         rows = x.diagonal + x.warp * (BLOCK * BLOCK * 4)
         X = [select_(column == i, Float32(1.0), Float32(0.0)) for i in range(BLOCK)]
@@ -28,9 +28,7 @@ class Inverse:
         for i in range(BLOCK):
             word = select_(upper == 1, parts[i // 2][1], parts[i // 2][0])
             ptx.sts_half(x.kd + half + ((chunk ^ (i & 7)) << 4), (word >> 16) if i % 2 else word, i * ROW)
-        beta = -ptx.lds(x.beta + (x.warp * BLOCK + column) * 4, 0, Float32)
-        scaled = [x_i * beta for x_i in X]
-        words = [ptx.pack(select_(upper == 1, scaled[i + 8], scaled[i]), Float32(0.0), self.pair) for i in range(8)]
+        words = [ptx.pack(-select_(upper == 1, X[i + 8], X[i]), Float32(0.0), self.pair) for i in range(8)]
         at = x.inverse + (x.warp * BLOCK + upper * 8) * ROW + (column & 7) * 2
         for i in range(8):
             ptx.sts_half(at + ((chunk ^ i) << 4), words[i], i * ROW)
@@ -64,10 +62,7 @@ class Inverse:
             out = self.times(x, zero, self.narrow(sums[a]), a, a)
             if a < 3:
                 X = self.narrow(out)
-            words = []
-            for half in range(2):
-                beta = -ptx.lds(x.beta + (b * BLOCK + 8 * half + (lane >> 2)) * 4, 0, Float32)
-                words += [ptx.pack(*(out[n][2 * half + r] * beta for r in range(2)), self.pair) for n in range(2)]
+            words = [ptx.pack(-out[n][2 * half], -out[n][2 * half + 1], self.pair) for half in range(2) for n in range(2)]
             at = x.inverse + (a * BLOCK + (lane & 15)) * ROW + (((2 * b + (lane >> 4)) ^ (lane & 7)) << 4)
             ptx.stmatrix(at, words, trans=True)
 

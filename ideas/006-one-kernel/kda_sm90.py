@@ -10,16 +10,16 @@ memory in between. The preparation's algebra is that of rung 005, decays in log2
     kD      k 2^(N_b - G)            bounded gates: at most 2^117, so bf16 only
     kE      k 2^(N_b+1 - G)          other gates and fp16: at most 2
     Aqk     qF_i . kD_j 2^(N_a - N_b)                i in block a, j in block b <= a, j < i; q_i . k_i for j = i
-    L_ij    beta_i (kF_i . kD_j 2^(N_a - N_b))       j < i;      A' = (I + L)^-1 diag(beta)
+    L_ij    beta_i (kF_i . kD_j 2^(N_a - N_b))       j < i;      A = (I + L)^-1
     qG, kG  qF 2^N_b, kF 2^N_b (exact);   kg = k 2^(P_4 - G);   decay = 2^P_4
 
 An anchor is a cumsum over rows before the block, a whole number: moving a rounded operand between anchors is exact, and
 no output of a row depends on a later row, bitwise. Without a bound on the gate the diagonal blocks go dyadically
-(dyadic.py). With beta inside A', w and u need not exist (ALGORITHM.md (7): v' = A' (v - kG h)):
+(dyadic.py). w and u need not exist (ALGORITHM.md (7)); beta meets r in fp32, so that it is not rounded by itself:
 
     product  equation                       as issued (^T marks what registers hold)     rounding
     R        r   = v - kG h                 -r^T = -v^T + io(h^T) kG^T                    h to io
-    A        v'  = A' r                     v'^T = io(-r^T) (-A')^T                       r to io
+    A        v'  = A beta r                 v'^T = io(-r^T diag(beta)) (-A)^T             beta r to io
     DH       h   = 2^P_4 h + kg^T v'        h^T  = h^T diag(2^P_4) + io(v'^T) kg          v' to io; h stays fp32
     O        o   = scale (qG h + Aqk v')    o^T  = scale (io(h^T) qG^T + io(v'^T) Aqk^T)  o to io at the store
 
@@ -37,21 +37,21 @@ h_0 is `h0` or zero; after the last chunk h is written to `ht`. Tokens past T ar
        (TMA)         last warp                                                raw q, k of chunk c + 1
     B  scores        warp = block pair            qF, kF, kD                  Aqk; -L as two bf16 over kD; L fp32
        (TMA)         last warp                                                gate of chunk c + 1, over its kg (and kF)
-    D  diagonal      front: lane = column         L fp32                      D split; diagonal blocks of -A'
+    D  diagonal      front: lane = column         L fp32                      D split; diagonal blocks of -A
        times 2^N_b   back                         qF, kF                      qG, kG in their place
-    E  off-diagonal  front: warp = block column   -L, D                       -A'
+    E  off-diagonal  front: warp = block column   -L, D                       -A
 Front are the first four warps of PREP, back the last four; with K = 64 they are the same. The back goes on to A1 of the
 next chunk while the front inverts.
 
     operand of SCAN   smem view        major     bytes         used as
     kG, qG            (64 token, K)    K         [token, K]    B of R, O: contraction over K
-    -A', Aqk          (64 i, 64 j)     K         [i, j]        B of A, O: N = token i, contraction over j
+    -A, Aqk          (64 i, 64 j)     K         [i, j]        B of A, O: N = token i, contraction over j
     kg                (K, 64 token)    MN        [token, K]    B of DH: N = k, contraction over token
     v, o              (64 v, 64 token) V contig. [token, v]    ldmatrix.trans / stmatrix.trans; o over v
 Tiles are [64 rows][64 columns] of io, 128-byte rows, 16-byte chunk c of row r at chunk c ^ (r % 8) (TMA's 128-byte
-swizzle), wider ones a sequence of such. Blocks of -A' and Aqk above the diagonal are zeroed once, at the start.
+swizzle), wider ones a sequence of such. Blocks of -A and Aqk above the diagonal are zeroed once, at the start.
 MMA: PREP mma.sync m16n8k16. SCAN wgmma, M = 64 rows of V, A from registers: R m64n64k16 x K/16; DH m64nKk16 x 4; A and
-O for 32 tokens at a time (h, io(h), r and v' fill the registers), m64n32k16 x 2 and x 4 (the upper right quarters of A'
+O for 32 tokens at a time (h, io(h), r and v' fill the registers), m64n32k16 x 2 and x 4 (the upper right quarters of A
 and Aqk are zero), O m64n32k16 x K/16 twice besides. An accumulator's registers are, in order, the A fragment of the next
 product (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16"), so each step of the chain is a cast.
 
@@ -140,7 +140,8 @@ class KdaForward(Prep, Scan):
             inverse=self._smem(CHUNK, CHUNK, SLOTS, False),
             aqk=self._smem(CHUNK, CHUNK, SLOTS, False),
             v=self._smem(self.v_tile, CHUNK, SLOTS, True),
-            decay=cute.make_layout((self.K, 1, SLOTS), stride=(1, self.K, self.K)),
+            decay=cute.make_layout((self.K, SLOTS)),
+            beta=cute.make_layout((CHUNK, SLOTS)),
         )
 
     # ---- host ------------------------------------------------------------------------------------------------------
@@ -196,14 +197,14 @@ class KdaForward(Prep, Scan):
             qg: tile(SLOTS * self.keys)  # qF, then qG; this and the five that follow are SCAN's operands
             kf: tile(SLOTS * self.keys)  # kF, then kG
             kg: tile(SLOTS * self.keys)
-            inverse: tile(SLOTS * TILE)  # -A'
+            inverse: tile(SLOTS * TILE)  # -A
             aqk: tile(SLOTS * TILE)
             v: tile(SLOTS * self.groups * TILE)
             decay: small(SLOTS * K)
             scales: small(len(PAIRS) * K // 2)
             totals: small(4 * K)
             norms: small(2 * CHUNK)
-            beta: small(2 * CHUNK)  # of two chunks: E reads while A1 of the next chunk writes
+            beta: small(2 * CHUNK)  
             dots: small(CHUNK)
             diagonal: small(4 * BLOCK * BLOCK)
             barriers: cute.struct.MemRange[Int64, 2 + (2 + self.groups) * SLOTS]
@@ -277,7 +278,7 @@ class KdaForward(Prep, Scan):
             cute.make_tensor(cute.recast_ptr(getattr(smem, name).data_ptr(), dtype=self.g_element), boxes)
             for name in ("kg", "kf")[: self.g_words]
         ]
-        operands = SimpleNamespace(**shared, decay=smem.decay.get_tensor(lay.decay))
+        operands = SimpleNamespace(**shared, decay=smem.decay.get_tensor(lay.decay), beta=smem.beta.get_tensor(lay.beta))
         base = smem.barriers.data_ptr()
         bars = SimpleNamespace(
             raw=base, gate=base + 1, ready=base + 2, free=base + 2 + SLOTS, value=base + 2 + 2 * SLOTS
@@ -332,7 +333,7 @@ class KdaForward(Prep, Scan):
             cute.arch.mbarrier_init_fence()
 
     def clear_upper(self, tid: Int32, inverse: Int32) -> None:
-        """Zeros in all of -A' and Aqk, which lie side by side."""
+        """Zeros in all of -A and Aqk, which lie side by side."""
         for i in range(0, 2 * SLOTS * TILE, 16 * self.threads):
             ptx.sts_vec(inverse + tid * 16, [Int32(0)] * 4, i)
 

@@ -86,6 +86,7 @@ class Prep(Operands, Dyadic, Scores, Inverse):
         front, back = x.warp < 4, x.warp >= self.warps - 4  # of 4 warps all are both
 
         # -- A1 ------------------------------------------------------------------------------------------------------
+        cute.arch.mbarrier_wait(x.bars.free + slot, phase ^ 1)
         self.store_beta(x, logit[0])
         logit[0] = self.fetch_beta(x, c + 1)
         cute.arch.mbarrier_wait(x.bars.raw, c & 1)
@@ -94,7 +95,6 @@ class Prep(Operands, Dyadic, Scores, Inverse):
         cute.arch.mbarrier_wait(x.bars.gate, c & 1)
         x.sums = self.cumulate(x)
         ptx.sts_vec(x.totals + (x.blk * self.K + x.channel) * 4, x.sums[BLOCK - 1])
-        cute.arch.mbarrier_wait(x.bars.free + slot, phase ^ 1)
         if cutlass.const_expr(self.dyadic):
             x.local = [x.kd, x.q + 2 * SLOTS * self.keys]
             self.meet()  # E of the chunk before has read kD's tile, A1 the gate

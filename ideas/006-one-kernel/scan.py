@@ -36,7 +36,8 @@ class Scan:
         thr_token, thr_half, thr_state = (m.get_slice(tid) for m in (mma_token, mma_half, mma_state))
         copy_v = cute.make_tiled_copy_C(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(True, 4), io), mma_token)
         copy_o = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), io), mma_token)
-        # A thread's accumulator columns k are the same for each of its rows: broadcast the decay along V.
+        # A thread's accumulator columns are the same for each of its rows: broadcast beta and the decay along V.
+        beta_v = cute.make_layout((WG_V, CHUNK, SLOTS), stride=(0, 1, CHUNK))
         decay_v = cute.make_layout((WG_V, K, SLOTS), stride=(0, 1, K))
         r_h = cute.make_rmem_tensor(mma_state.partition_shape_C((WG_V, K)), Float32)
         tokens = cute.make_rmem_tensor(mma_token.partition_shape_C((WG_V, CHUNK)), Float32)
@@ -51,15 +52,16 @@ class Scan:
             b_kg=mma_state.make_fragment_B(thr_state.partition_B(s.kg)),
             r_h=r_h,
             r_hb=cute.make_rmem_tensor_like(r_h, io),
-            r_r=tokens,  # -v, then -r
+            r_r=tokens,  # -v, -r, -beta r
             r_half=cute.make_rmem_tensor(mma_half.partition_shape_C((WG_V, CHUNK // 2)), Float32),  # v', o
-            r_rb=cute.make_rmem_tensor_like(tokens, io),  # v, then -r, then o
+            r_rb=cute.make_rmem_tensor_like(tokens, io),  # v, then -beta r, then o
             r_vb=cute.make_rmem_tensor_like(tokens, io),  # v'
             copy_v=copy_v,
             copy_o=copy_o,
             c_v=copy_v.get_slice(tid).partition_S(s_v),
             c_o=copy_o.get_slice(tid).partition_D(s_v),
             c_decay=thr_state.partition_C(cute.make_tensor(s.decay.iterator, decay_v)),
+            c_beta=thr_token.partition_C(cute.make_tensor(s.beta.iterator, beta_v)),
             bars=bars,
             scale=scale,
             warp=cute.arch.make_warp_uniform(tid // 32),
@@ -77,7 +79,7 @@ class Scan:
         self.load_values(x, v, Int32(0), Int32(0))
         self.narrow_state(x)
         cute.arch.mbarrier_wait(bars.ready, 0)
-        self.decay_state(x, Int32(0))
+        self.scale_columns(r_h, x.c_decay[None, 0, 0, 0])
         slot, phase = Int32(0), Int32(0)
         for c in cutlass.range(chunks, unroll=1):
             self.scan_chunk(x, v, o, c, slot, phase)
@@ -98,8 +100,9 @@ class Scan:
         self.issue(x.mma_token, x.r_r, x.r_hb, x.b_k[None, 0, None, slot])  # R: -v + h kG
         self.load_values(x, v, c + 1, slot ^ 1)
         warpgroup.wait_group(0)
+        self.scale_columns(x.r_r, x.c_beta[None, 0, 0, slot])
         x.r_rb.store(x.r_r.load().to(self.io))
-        for half in cutlass.range_constexpr(2):  # A: (-r) (-A'), whose upper right quarter is zero
+        for half in cutlass.range_constexpr(2):  # A: (-beta r) (-A), whose upper right quarter is zero
             self.issue(x.mma_half, x.r_half, x.r_rb, x.b_inverse[None, half, None, slot], zero=True, steps=2 + 2 * half)
             warpgroup.wait_group(0)
             self.put_half(x.r_vb, half, x.r_half.load())
@@ -115,7 +118,7 @@ class Scan:
         if c + 1 < x.chunks:
             slot, phase = self.advance(slot, phase)
             cute.arch.mbarrier_wait(x.bars.ready + slot, phase)
-            self.decay_state(x, slot)
+            self.scale_columns(x.r_h, x.c_decay[None, 0, 0, slot])
 
     @cute.jit
     def load_values(self, x, v, c: Int32, slot: Int32):
@@ -159,13 +162,13 @@ class Scan:
         for i in cutlass.range_constexpr(cute.size(pairs)):
             pairs[i] = pairs[i] ^ Int32(-0x7FFF8000)
 
-    @cute.jit
-    def decay_state(self, x, slot: Int32):
-        for n in cutlass.range_constexpr(self.K // 8):
-            for j in cutlass.range_constexpr(2):
-                factor = x.c_decay[(j, 0, n), 0, 0, slot]
-                for r in cutlass.range_constexpr(2):
-                    x.r_h[(j, r, n), 0, 0] = x.r_h[(j, r, n), 0, 0] * factor
+    def scale_columns(self, acc: cute.Tensor, factors: cute.Tensor) -> None:
+        """acc times a factor per column, in place."""
+        for n in range(cute.size(acc) // 4):
+            for j in range(2):
+                factor = factors[((j, 0, n),)]
+                for r in range(2):
+                    acc[(j, r, n), 0, 0] = acc[(j, r, n), 0, 0] * factor
 
     def put_half(self, out: cute.Tensor, half: int, values) -> None:
         """The 32 tokens of one half into an io tensor of 64."""
