@@ -56,8 +56,8 @@ from .watch import Together, Watch
 ROOT = Path(__file__).resolve().parents[1]
 RUNGS = {"002": "002-cute-fused", "003": "003-cute-pipeline", "004": "004-prezeroed-aqk"}
 SOURCES = {"sm_90a": "state_sm90.py", "sm_100a": "state_sm100.py"}
-K, V, TAIL = 128, 64, 20  # the last chunk has TAIL tokens
-CHUNKS = {("002", "sm_90a"): 4, ("002", "sm_100a"): 4, ("003", "sm_90a"): 10, ("003", "sm_100a"): 6}
+K, V, TAIL = 128, 64, 60  # the last chunk has TAIL tokens: some in each of a tile's four quarters
+CHUNKS = {("002", "sm_90a"): 4, ("002", "sm_100a"): 4, ("003", "sm_90a"): 10, ("003", "sm_100a"): 8}
 CHUNKS |= {("004", arch): CHUNKS["003", arch] for arch in SOURCES}  # each ring wraps twice, and a bit
 SEEDS = (None, 1, 2, 3)
 HANG_S = 120
@@ -295,8 +295,9 @@ def _limit(seconds: int) -> Iterator[None]:
 # ---- judging ----
 
 
-def prove(rung: str, mutant: Mutant, tokens: int = CHUNK) -> str:
-    """SentryWard's verdict on a mutant of a Blackwell kernel at `tokens`: "race free", or what it found."""
+def prove(rung: str, mutant: Mutant, tokens: int = 3 * CHUNK) -> str:
+    """SentryWard's verdict on a mutant of a Blackwell kernel at `tokens`, by default one chunk more than its rings have
+    slots: "race free", or what it found."""
     from ladder import verify
     from ladder.verify_input import Shape, record
 

@@ -67,6 +67,7 @@ class _Cta:
     def __init__(self, machine, index):
         self.names = [f"warp {w}" for w in range(machine.warps_per_cta)]
         self.ids, self.issued = {}, {}
+        self.latest = {}  # stream of bulk copies -> (warp, is it a store, PTX index) of its last one
         self.clocks = [_Clock() for _ in self.names]
         for w, c in enumerate(self.clocks):
             c.set(w, 1)
@@ -227,6 +228,8 @@ class Races(Watch):
             own = clock.copy()
             own.set(agent, cta.issued[agent])
             op.order[index] = [agent, cta.issued[agent], own]
+            if kind == "cp":
+                cta.latest[agent] = local, op.mbar is None, f.pc
 
     def barrier(self, machine, f, ins, action, ids, counts):
         for (_, cta, local, clock), i in zip(self._warps(f), ids.tolist()):
@@ -288,6 +291,17 @@ class Races(Watch):
             for _, _, local, clock in self._warps(f):
                 np.maximum(clock.asy, clock.gen, out=clock.asy)
                 clock.gen[local] += 1
+
+    def batch_end(self, machine):
+        """Shared memory that a bulk copy works on must outlive it: somebody waited for a load, its warp for a store."""
+        for index, cta in self.ctas.items():
+            for agent, (local, store, pc) in cta.latest.items():
+                waiters = [cta.clocks[local]] if store else cta.clocks
+                if all(c.gen[agent] < cta.issued[agent] for c in waiters) and ("exit", pc) not in self.findings:
+                    self.findings["exit", pc] = (
+                        f"bulk copy that nobody waited for before the CTA ended: kernel {machine.kernel.name}, "
+                        f"CTA {machine.cta_name(index)}, warp {local} at {self._place(pc)}"
+                    )
 
     def wait_done(self, machine, f, ins, what):
         for index, cta, local, clock in self._warps(f):

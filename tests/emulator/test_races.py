@@ -74,3 +74,15 @@ def test_state_kernel_without_proxy_fences(arch, source):
     edit = ("fence.proxy.async.shared::cta;", "")
     run_state(EmulatedTarget(arch, watch=watch), operands(1, 200, 1, 64, 64), edit)
     assert any("without fence.proxy.async" in m and f"{source}:" in m for m in watch.report())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_bulk_store_that_nobody_waits_for(seed):
+    """Even where the schedule happens to finish it: another warp keeps the CTA for a while."""
+    x, y = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
+    text = bulk(stores="").replace("END: ", "END: bar.sync 1; " + "add.u32 %r6, %r6, 1; " * 8 + "bar.sync 2;")
+    try:
+        found = findings(text, 128, [x, y], seed)
+    except emulator.ProtocolError as e:
+        found = [str(e)]
+    assert len(found) == 1 and "CTA ended" in found[0] and "cp.async.bulk.global" in found[0], found
