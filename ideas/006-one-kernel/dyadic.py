@@ -38,11 +38,10 @@ class Dyadic:
         return [ptx.lds_vec(at, 2, 0, Float32) for at in self.local_rows(x)]
 
     def diagonal_scores(self, x) -> cute.Tensor:
-        """Scores of diagonal block warp % 4. Of 8 warps, the first four do levels 8 and 4, the others 2, 1 and i = j
+        """Scores below the diagonal of block warp % 4. Of 8 warps, the first four do levels 8 and 4, the others 2 and 1
         (entries of other levels mean nothing); 4 warps do them all."""
         scores = cute.make_rmem_tensor(16, Float32)
         scores.fill(0.0)
-        self.level(x, Int32(1), scores, False)
         self.levels(x, scores)
         return scores
 
@@ -52,12 +51,12 @@ class Dyadic:
         if cutlass.const_expr(self.warps == 8):
             s = select_((x.warp >> 2) == 0, Int32(8), Int32(2))
         for _ in cutlass.range(2 if self.warps == 8 else 4, unroll=1):
-            self.level(x, s, scores, True)
+            self.level(x, s, scores)
             s = s >> 1
 
     @cute.jit
-    def level(self, x, s: Int32, scores: cute.Tensor, decayed: cutlass.Constexpr):
-        """Put level s's scores into `scores`; those of i = j if not decayed (s = 1)."""
+    def level(self, x, s: Int32, scores: cute.Tensor):
+        """Put level s's scores into `scores`."""
         lane, block = ptx.fresh(x.lane), x.warp & 3
         rows = (block * BLOCK + (lane & 15)) * ROW
         sides = self.exponent_rows(lane, block, s)
@@ -67,8 +66,8 @@ class Dyadic:
             at = rows + (kk >> 2) * TILE + ((((lane >> 4) ^ (lane & 7)) << 4) ^ ((kk & 3) << 5))
             base = x.local[0] + (kk >> 2) * (x.local[1] - x.local[0])
             exponents = [[base + r + (((kk & 3) << 6) ^ xor) for r, xor in side] for side in sides]
-            self.step(acc, x.raw + at, *exponents, decayed)
-        self.keep(x, s if decayed else Int32(0), 2 * s if decayed else s, scores, acc)
+            self.step(acc, x.raw + at, *exponents)
+        self.keep(x, s, 2 * s, scores, acc)
 
     def exponent_rows(self, lane: Int32, block: Int32, s: Int32):
         """Of the lane's two rows: which rows of L to subtract from which, each as (offset, permutation)."""
@@ -81,16 +80,15 @@ class Dyadic:
                 side.append(((block * BLOCK + r) * 256 + (lane & 3) * 8, (r & 3) << 5))
         return plus, minus
 
-    def step(self, acc, raw: Int32, upper, lower, decayed: bool) -> None:
-        """Accumulate 16 channels."""
+    def step(self, acc, raw: Int32, upper, lower) -> None:
+        """Accumulate 16 channels. The factors are rounded to io before they meet q and k."""
         sides = [list(ptx.ldmatrix(raw, off)) for off in (0, self.keys)]
-        for r in range(4) if decayed else ():  # fragment register: row half r % 2, channel half r // 2
+        for r in range(4):  # fragment register: row half r % 2, channel half r // 2
             h, other = r % 2, (r // 2) * 32
             plus, minus = (ptx.lds_vec(at[h] ^ other, 2, 0, Float32) for at in (upper, lower))
-            f = [ptx.ex2(plus[j] - minus[j]) for j in range(2)]
+            factor = ptx.pack(*(ptx.ex2(plus[j] - minus[j]) for j in range(2)), self.pair)
             for side in sides:
-                low, high = ptx.unpack(side[r], self.pair)
-                side[r] = ptx.pack(low * f[0], high * f[1], self.pair)
+                side[r] = ptx.mul_pair(side[r], factor, self.pair)
         for side in range(2):
             for n in range(2):
                 at = 8 * side + 4 * n
@@ -125,7 +123,6 @@ class Dyadic:
         for n in range(2):
             for half in range(2):
                 i, j = 8 * half + (x.lane >> 2), n * 8 + 2 * (x.lane & 3)
-                value = [select_(j + r <= i, scores[4 * n + 2 * half + r], Float32(0.0)) for r in range(2)]
-                word = ptx.pack(value[0], value[1], self.pair)
+                word = self.diagonal_word(x, [scores[4 * n + 2 * half + r] for r in range(2)], block * BLOCK, i, j)
                 ptx.sts_if(done(i, j), 0, self.word(x, x.aqk, block, half, 2 * block + n), word)
             self.put_k_diagonal(x, [scores[8 + 4 * n + r] for r in range(4)], block, n, done)

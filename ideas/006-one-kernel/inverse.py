@@ -62,7 +62,8 @@ class Inverse:
             out = self.times(x, zero, self.narrow(sums[a]), a, a)
             if a < 3:
                 X = self.narrow(out)
-            words = [ptx.pack(-out[n][2 * half], -out[n][2 * half + 1], self.pair) for half in range(2) for n in range(2)]
+            pairs = [[-out[n][2 * half + r] for r in range(2)] for half in range(2) for n in range(2)]
+            words = [ptx.pack(*pair, self.pair) for pair in pairs]
             at = x.inverse + (a * BLOCK + (lane & 15)) * ROW + (((2 * b + (lane >> 4)) ^ (lane & 7)) << 4)
             ptx.stmatrix(at, words, trans=True)
 

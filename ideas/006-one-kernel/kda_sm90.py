@@ -32,7 +32,7 @@ h_0 is `h0` or zero; after the last chunk h is written to `ht`. Tokens past T ar
     PREP, chunk c    who                          reads                       leaves
     A1 row products  back: warp = block           raw q, k                    norms, q_i . k_i
        gate, cumsum  thread = 2 channels x block  gate                        L (registers), block totals; beta
-    (A1' diagonal)   warp = block x levels        raw q, k; L over kD and kg  scores in registers
+    (A1' diagonal)   warp = block x levels        raw q, k; L over kD and kg  Aqk and L of the diagonal blocks
     A2 operands      thread = 2 channels x block  raw q, k                    qF, kF, kD, kg, scales, decay
        (TMA)         last warp                                                raw q, k of chunk c + 1
     B  scores        warp = block pair            qF, kF, kD                  Aqk; -L as two bf16 over kD; L fp32
@@ -45,15 +45,15 @@ next chunk while the front inverts.
 
     operand of SCAN   smem view        major     bytes         used as
     kG, qG            (64 token, K)    K         [token, K]    B of R, O: contraction over K
-    -A, Aqk          (64 i, 64 j)     K         [i, j]        B of A, O: N = token i, contraction over j
+    -A, Aqk           (64 i, 64 j)     K         [i, j]        B of A, O: N = token i, contraction over j
     kg                (K, 64 token)    MN        [token, K]    B of DH: N = k, contraction over token
     v, o              (64 v, 64 token) V contig. [token, v]    ldmatrix.trans / stmatrix.trans; o over v
 Tiles are [64 rows][64 columns] of io, 128-byte rows, 16-byte chunk c of row r at chunk c ^ (r % 8) (TMA's 128-byte
 swizzle), wider ones a sequence of such. Blocks of -A and Aqk above the diagonal are zeroed once, at the start.
 MMA: PREP mma.sync m16n8k16. SCAN wgmma, M = 64 rows of V, A from registers: R m64n64k16 x K/16; DH m64nKk16 x 4; A and
 O for 32 tokens at a time (h, io(h), r and v' fill the registers), m64n32k16 x 2 and x 4 (the upper right quarters of A
-and Aqk are zero), O m64n32k16 x K/16 twice besides. An accumulator's registers are, in order, the A fragment of the next
-product (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16"), so each step of the chain is a cast.
+and Aqk are zero), O m64n32k16 x K/16 twice besides. An accumulator's registers are, in order, the A fragment of the
+next product (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16"), so each step of the chain is a cast.
 
     mbarrier  ring  count                         arrives                               waits
     raw       1     1 + bytes                     PREP's last warp (q, k)               PREP before A1
@@ -278,7 +278,8 @@ class KdaForward(Prep, Scan):
             cute.make_tensor(cute.recast_ptr(getattr(smem, name).data_ptr(), dtype=self.g_element), boxes)
             for name in ("kg", "kf")[: self.g_words]
         ]
-        operands = SimpleNamespace(**shared, decay=smem.decay.get_tensor(lay.decay), beta=smem.beta.get_tensor(lay.beta))
+        small = {name: getattr(smem, name).get_tensor(getattr(lay, name)) for name in ("decay", "beta")}
+        operands = SimpleNamespace(**shared, **small)
         base = smem.barriers.data_ptr()
         bars = SimpleNamespace(
             raw=base, gate=base + 1, ready=base + 2, free=base + 2 + SLOTS, value=base + 2 + 2 * SLOTS

@@ -86,9 +86,9 @@ class Operands:
         rows = x.raw + (block * BLOCK + (lane & 15)) * ROW
         row, chunk = keys_of(lane)
         keys, chunk = x.raw + (block * BLOCK + row) * ROW, (chunk ^ (row & 7)) << 4
-        wanted = ([(0, 0), (1, 1)] if self.l2norm else []) + ([] if self.dyadic else [(0, 1)])
+        wanted = ([(0, 0), (1, 1)] if self.l2norm else []) + [(0, 1)]
         acc = [[[Float32(0.0)] * 4 for _ in range(2)] for _ in wanted]
-        for kk in range(self.K // 16 if wanted else 0):
+        for kk in range(self.K // 16):
             off = [side * self.keys + (kk // 4) * TILE for side in range(2)]
             places = rows + at16[kk % 4], keys + (chunk ^ ((kk % 4) << 5))
             a, b = ([ptx.ldmatrix(at, o) for o in off] for at in places)

@@ -101,7 +101,7 @@ class Prep(Operands, Dyadic, Scores, Inverse):
             self.store_local(x)
         self.meet()
         if cutlass.const_expr(self.dyadic):
-            scores = self.diagonal_scores(x)
+            self.put_diagonal(x, self.diagonal_scores(x))
             x.sums = self.load_local(x)
             self.meet()
 
@@ -112,19 +112,17 @@ class Prep(Operands, Dyadic, Scores, Inverse):
             self.load_keys(x, tma, c + 1)
 
         # -- B -------------------------------------------------------------------------------------------------------
-        if cutlass.const_expr(not self.dyadic):
-            scores = [self.pair_scores(x, x.warp + self.warps * n) for n in range(8 // self.warps)]
+        pairs = [x.warp + self.warps * n for n in range(0 if self.dyadic else 8 // self.warps)]
         first = 4 if self.dyadic else 8
-        strips = [self.strip_scores(x, x.warp + self.warps * n, first) for n in range(4 * (10 - first) // self.warps)]
-        self.meet()
-        if cutlass.const_expr(self.dyadic):
-            self.put_diagonal(x, scores)
-        else:
-            for n in cutlass.range_constexpr(8 // self.warps):
-                self.put_pair(x, scores[n], x.warp + self.warps * n)
-        for n in cutlass.range_constexpr(len(strips)):
-            self.put_strip(x, strips[n], x.warp + self.warps * n, first)
-        self.meet()
+        strips = [x.warp + self.warps * n for n in range(4 * (10 - first) // self.warps)]
+        scores = [self.pair_scores(x, p) for p in pairs]
+        slices = [self.strip_scores(x, m, first) for m in strips]
+        for early in cutlass.range_constexpr(2):
+            for n in cutlass.range_constexpr(len(pairs)):
+                self.put_pair(x, scores[n], pairs[n], early == 0)
+            for n in cutlass.range_constexpr(len(strips)):
+                self.put_strip(x, slices[n], strips[n], first, early == 0)
+            self.meet()
 
         # -- D, E: the front warps; the others go on to the next chunk's A1 --------------------------------------
         if c + 1 < x.chunks:

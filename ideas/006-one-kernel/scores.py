@@ -66,18 +66,24 @@ class Scores:
         g = x.lane >> 2
         return tile + (row_block * BLOCK + 8 * half + g) * ROW + ((chunk ^ g) << 4) + (x.lane & 3) * 4
 
-    def put_q(self, x, acc, a, b, n, exact: bool = False) -> None:
-        """Four registers of q scores at column half n (a number or a register) of block (a, b), masked, into Aqk.
-        exact: it is a diagonal block, whose own diagonal comes from `dots`."""
+    def put_q(self, x, acc, a, b, n, diagonal: bool = False) -> None:
+        """Four registers of q scores at column half n (a number or a register) of block (a, b) into Aqk."""
         for half in range(2):
-            i, j = a * BLOCK + 8 * half + (x.lane >> 2), b * BLOCK + n * 8 + 2 * (x.lane & 3)
-            value = [select_(j + r <= i, acc[2 * half + r], Float32(0.0)) for r in range(2)]
-            if exact and half == n:
-                dot = ptx.lds(x.dots + i * 4, 0, Float32)
-                for side in range(2 if self.l2norm else 0):
-                    dot = dot * ptx.lds(x.norms + i * 4, side * CHUNK * 4, Float32)
-                value = [select_(j + r == i, dot, value[r]) for r in range(2)]
-            ptx.sts(self.word(x, x.aqk, a, half, 2 * b + n), ptx.pack(value[0], value[1], self.pair))
+            value = [acc[2 * half + r] for r in range(2)]
+            if diagonal:
+                i, j = 8 * half + (x.lane >> 2), n * 8 + 2 * (x.lane & 3)
+                word = self.diagonal_word(x, value, a * BLOCK, i, j)
+            else:
+                word = ptx.pack(value[0], value[1], self.pair)
+            ptx.sts(self.word(x, x.aqk, a, half, 2 * b + n), word)
+
+    def diagonal_word(self, x, value, first, i, j) -> Int32:
+        """Columns j and j + 1 of row i of a diagonal block: zeros above the diagonal, `dots` on it."""
+        dot = ptx.lds(x.dots + (first + i) * 4, 0, Float32)
+        for side in range(2 if self.l2norm else 0):
+            dot = dot * ptx.lds(x.norms + (first + i) * 4, side * CHUNK * 4, Float32)
+        value = [select_(j + r < i, value[r], select_(j + r == i, dot, Float32(0.0))) for r in range(2)]
+        return ptx.pack(value[0], value[1], self.pair)
 
     def put_k(self, x, acc, a, b, n) -> None:
         """Likewise -beta times k scores of a block below the diagonal, split in two."""
@@ -101,23 +107,29 @@ class Scores:
                 else:
                     ptx.sts_if(keep(i, j), 0, at, value[r], 4 * r)
 
-    @cute.jit
-    def put_pair(self, x, scores, p: Int32):
-        a, b = self.blocks_of(p)
-        if p < 4:
-            for n in cutlass.range_constexpr(2):
-                self.put_q(x, scores[0][n], a, b, n, exact=True)
-                self.put_k_diagonal(x, scores[1][n], a, n)
-        else:
-            for n in cutlass.range_constexpr(2):
-                self.put_q(x, scores[0][n], a, b, n)
-                self.put_k(x, scores[1][n], a, b, n)
+    # What does not lie over kD is written early, by who computed it; the rest after all have read kD.
 
     @cute.jit
-    def put_strip(self, x, acc, m: Int32, first: cutlass.Constexpr):
+    def put_pair(self, x, scores, p: Int32, early: cutlass.Constexpr):
+        a, b = self.blocks_of(p)
+        if p < 4:
+            if cutlass.const_expr(early):
+                for n in cutlass.range_constexpr(2):
+                    self.put_q(x, scores[0][n], a, b, n, diagonal=True)
+                    self.put_k_diagonal(x, scores[1][n], a, n)
+        else:
+            for n in cutlass.range_constexpr(2):
+                if cutlass.const_expr(early):
+                    self.put_q(x, scores[0][n], a, b, n)
+                else:
+                    self.put_k(x, scores[1][n], a, b, n)
+
+    @cute.jit
+    def put_strip(self, x, acc, m: Int32, first: cutlass.Constexpr, early: cutlass.Constexpr):
         p, of_k, half = self.strip(m, first)
         a, b = self.blocks_of(p)
-        if of_k == 1:
-            self.put_k(x, acc, a, b, half)
-        else:
-            self.put_q(x, acc, a, b, half)
+        if of_k == (0 if early else 1):
+            if cutlass.const_expr(early):
+                self.put_q(x, acc, a, b, half)
+            else:
+                self.put_k(x, acc, a, b, half)

@@ -65,9 +65,9 @@ def check(fn, regime, form, label):
     torch.cuda.synchronize()
     same = torch.equal(o, o2) and torch.equal(state, state2)
     verdicts = budget.judge(o, state, budget.reference(oracle.chunked(**call), **call))
-    said = "; ".join(f"{v.tensor} {v.error:.2e} of {v.budget:.2e}{'' if v.passed else ' ' + v.reason}" for v in verdicts)
+    said = "; ".join(f"{v.tensor} {v.error:.2e} of {v.budget:.2e} {v.reason}" for v in verdicts)
     ok = same and all(v.passed for v in verdicts)
-    print(f"  {label} {regime} {form}: {said}; rerun {'same' if same else 'DIFFERS'} {'ok' if ok else 'FAIL'}", flush=True)
+    print(f"  {label} {regime} {form}: {said}", f"rerun {'same' if same else 'DIFFERS'} {'ok' if ok else 'FAIL'}", flush=True)
     return ok
 
 

@@ -1,5 +1,5 @@
-"""Rung 006's compiled kernel, executed from its PTX on the CPU: the error budget, causality bit by bit, hard inputs, races,
-and what ptxas made of it."""
+"""Rung 006's compiled kernel, executed from its PTX on the CPU: the error budget, causality bit by bit, hard inputs,
+races, and what ptxas made of it."""
 
 from functools import cache
 from pathlib import Path
@@ -127,15 +127,17 @@ def test_shared_memory_has_neither_races_nor_unwritten_reads(K, regime, form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form, gate, bounded", [("prod", "safe", True), ("pre", "log", True), ("prod", "softplus", False),
-                                                 ("pre", "log", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "form, gate, bounded",
+    [("prod", "safe", True), ("pre", "log", True), ("prod", "softplus", False), ("pre", "log", False)],
+)
 def test_no_spills_and_products_in_flight(form, gate, bounded):
     rung = loader.load(FOLDER)
     params = rung.module.unit_params(128, 128, "bfloat16", gate, bounded, form == "prod", True)
     artifact = compile_unit(rung.module.unit("sm_90a", **params))
     (row,) = resources(artifact.cubin)
     assert (row.stack, row.local) == (0, 0)
-    assert waits_in_sass(artifact.cubin) == 5  # R, both halves of A, both of O: a serialised kernel waits for each wgmma
+    assert waits_in_sass(artifact.cubin) == 5  # R, two halves of A and of O; a serialised kernel waits for each wgmma
 
 
 def waits_in_sass(cubin: Path) -> int:
