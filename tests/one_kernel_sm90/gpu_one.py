@@ -67,7 +67,8 @@ def check(fn, regime, form, label):
     verdicts = budget.judge(o, state, budget.reference(oracle.chunked(**call), **call))
     said = "; ".join(f"{v.tensor} {v.error:.2e} of {v.budget:.2e} {v.reason}" for v in verdicts)
     ok = same and all(v.passed for v in verdicts)
-    print(f"  {label} {regime} {form}: {said}", f"rerun {'same' if same else 'DIFFERS'} {'ok' if ok else 'FAIL'}", flush=True)
+    rerun = f"rerun {'same' if same else 'DIFFERS'}, {'ok' if ok else 'FAIL'}"
+    print(f"  {label} {regime} {form}: {said}; {rerun}", flush=True)
     return ok
 
 
