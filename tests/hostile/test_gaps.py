@@ -1,5 +1,5 @@
 """What is not refused in one clear line yet. Each is a strict xfail: mending it turns the test red until it is moved to
-ladder/checks/malformed.py (the first three) or is left to the families of `check` (the last)."""
+ladder/checks/malformed.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from kernels.kda import hostile
 from kernels.kda.contract import ContractError, Unsupported
 from ladder import loader
-from tests.hostile.test_emulated import check
 
 
 @pytest.fixture
@@ -37,12 +36,3 @@ def test_a_sparse_tensor(chunk_kda):
 def test_a_scale_that_is_no_number(chunk_kda):
     with pytest.raises((ContractError, Unsupported), match="^scale: "):
         chunk_kda(**hostile.make("T=4", 1).call(), scale="large")
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="ideas/00[234]: an initial_state one element past an aligned address reaches the "
-                                       "state kernel, whose launcher raises; it must be copied, as a strided one is")  # fmt: skip
-@pytest.mark.parametrize("number", [2, 3, 4])
-def test_an_initial_state_off_alignment(number):
-    (row,) = check(number, "sm_90a", "--hostile", "T=1 state=random layout=offset")
-    assert row["outcome"] == "passed", row["reason"]
