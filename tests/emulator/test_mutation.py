@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from _common.cute import Unit
 from emulator import mutants
@@ -77,6 +78,13 @@ def test_every_synchronisation_has_a_mutant(rung, arch):
         assert (text != subject.ptx) == bool(m.edits)
 
 
+def test_every_justification_is_of_a_mutant():
+    reasons = yaml.safe_load((ROOT / "emulator/survivors.yaml").read_text())
+    for kernel, named in reasons.items():
+        names = {m.name for m in small(*kernel.split()).mutants}
+        assert set(named) <= names and all(named.values())
+
+
 def test_a_mutant_names_its_line():
     subject = small("003", "sm_90a")
     (fence,) = (m for m in subject.mutants if m.name == "no fence: fence.proxy.async #0")
@@ -112,7 +120,8 @@ def test_whole_rungs_are_silent_under_twenty_interleavings(rung, arch):
     """Every stage, the Triton kernels included. What is found in fla's own kernels is fla's."""
     script = Path(__file__).with_name("interleavings_process.py")
     command = [sys.executable, str(script), str(ROOT / "ideas" / RUNGS[rung]), arch, "20"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(rows) == 20 and len({row["bits"] for row in rows}) == 1
