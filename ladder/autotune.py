@@ -13,11 +13,11 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ladder.files import replace_text
 from ladder.manifest import ROOT
 
 FOLDER = ROOT / "kernels" / "kda" / "autotuned"
@@ -50,7 +50,7 @@ def save(gpu: str) -> list[Path]:
             new["autotune_entries"].setdefault(AutotuneKey.key_hash(key), entry)
         new["default_config"] = next(iter(new["autotune_entries"].values()))["config"]
         if new != old:
-            _replace(path, json.dumps(new, indent=1) + "\n")
+            replace_text(path, json.dumps(new, indent=1) + "\n")
             changed.append(path)
     return changed
 
@@ -71,12 +71,3 @@ def _autotuners() -> Iterator[tuple[str, dict[tuple, Any]]]:
 def _config(config: Any) -> dict[str, Any]:
     return {"kwargs": dict(config.kwargs), "num_warps": config.num_warps, "num_stages": config.num_stages,
             "num_ctas": config.num_ctas, "maxnreg": config.maxnreg}  # fmt: skip
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)

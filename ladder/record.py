@@ -8,13 +8,13 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from ladder.files import replace_text
 from ladder.judge import VOID
 from ladder.manifest import Ladder, Rung
 
@@ -164,19 +164,7 @@ def create(path: Path, record: dict[str, Any]) -> Path:
 
 def write(path: Path, record: dict[str, Any]) -> None:
     """Replace `path` by this record in one step: a reader sees the old one or the new one, whatever happens."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    fd, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temp, 0o644)
-        os.replace(temp, path)
-    except BaseException:
-        Path(temp).unlink(missing_ok=True)
-        raise
+    replace_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ladder import record as record_module
 from ladder import report, report_plots
+from ladder.files import replace_text
 from ladder.manifest import FORMS, REGIMES, Ladder
 
 Row = dict[str, Any]
@@ -24,17 +23,7 @@ OPEN_FORESTS = 2  # the newest rungs whose verdict plots are open at first
 
 def write(path: Path, ladder: Ladder) -> Path:
     """Render the page from the committed records and replace `path` in one step."""
-    text = render(ladder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temp, 0o644)
-        os.replace(temp, path)
-    except BaseException:
-        Path(temp).unlink(missing_ok=True)
-        raise
+    replace_text(path, render(ladder))
     return path
 
 

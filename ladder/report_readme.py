@@ -3,14 +3,13 @@ replaced; dates stand there rather than ages, so that the file changes only when
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ladder import report
+from ladder.files import replace_text
 from ladder.manifest import FORMS, REGIMES, Ladder
 from ladder.report_plots import ms
 
@@ -28,15 +27,7 @@ def write(path: Path, ladder: Ladder) -> bool:
     fresh = refreshed(text, ladder)
     if fresh == text:
         return False
-    fd, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(fresh)
-        os.chmod(temp, path.stat().st_mode & 0o777)
-        os.replace(temp, path)
-    except BaseException:
-        Path(temp).unlink(missing_ok=True)
-        raise
+    replace_text(path, fresh, path.stat().st_mode & 0o777)
     return True
 
 

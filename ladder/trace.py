@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.files import replace_text
 from ladder.manifest import Cell, Ladder, ManifestError, Rung
 
 FORMATS = (".html", ".svg", ".txt")
@@ -111,7 +110,4 @@ def write(t: Traced, path: Path) -> None:
         content = trace_picture.standalone([x for x in t.timelines if x.telling] or t.timelines)
     else:
         content = "\n".join(line for launch in t.timelines for line in [*text(launch), ""])
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(content)
-    os.replace(temporary, path)
+    replace_text(path, content)

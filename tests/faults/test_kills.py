@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from ladder import judge, manifest, report_readme
+from ladder import files, judge, manifest, report_readme
 from ladder import record as records
 from tests.faults.conftest import ENV
 
@@ -58,13 +58,14 @@ def kills(place, count: int, seed: int) -> None:
 
 
 def die_at_line(module, step: int, call) -> bool:
-    """Run `call` in a child that dies at the step-th line it executes in `module`; whether it did."""
+    """Run `call` in a child that dies at the step-th line it executes in `module` or in `ladder.files`; whether it did."""
+    watched = {module.__file__, files.__file__}
     pid = os.fork()
     if pid == 0:
         left = iter(range(step - 1, -1, -1))
 
         def trace(frame, event, arg):
-            if frame.f_code.co_filename != module.__file__:
+            if frame.f_code.co_filename not in watched:
                 return None
             if event == "line" and next(left) == 0:
                 os._exit(9)
