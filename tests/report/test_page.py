@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder import doctor, record, report_html
+from ladder import doctor, files, record, report_html
 from tests.report.synthetic import NOW, Plan, make
 
 CHECK = (Path(__file__).parent / "selfcheck.js").read_text()
@@ -146,7 +146,7 @@ def test_page_is_replaced_in_one_step(made, tmp_path, monkeypatch):
     target = tmp_path / "out" / "report.html"
     assert report_html.write(target, ladder) == target
     first = target.read_text()
-    monkeypatch.setattr(report_html.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError):
         report_html.write(target, ladder)
     assert target.read_text() == first and [p.name for p in target.parent.iterdir()] == ["report.html"]
