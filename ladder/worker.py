@@ -27,6 +27,7 @@ from ladder.manifest import Cell
 
 Judged = Callable[[Plea], "str | None"]
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+STARTS_AGAIN = (0.1, 0.3, 1.0, 3.0, 0.0)  # seconds before each further try to start a process
 CRASHES = 3  # after so many the rest of a rung's properties are not tried
 
 
@@ -115,8 +116,16 @@ class Worker:
         context.set_forkserver_preload(["torch"])
         self._log = tempfile.NamedTemporaryFile(prefix="ladder-worker-", suffix=".log")
         self._conn, child = context.Pipe()
-        self._process = context.Process(target=_main, args=(child, self.assignment, self._log.name), daemon=False)
-        self._process.start()
+        for wait_s in STARTS_AGAIN:
+            process = context.Process(target=_main, args=(child, self.assignment, self._log.name), daemon=False)
+            try:
+                process.start()
+                break
+            except (OSError, EOFError):  # a rung has just killed the process that starts the others; once reaped, it is replaced
+                if not wait_s:
+                    raise
+                time.sleep(wait_s)
+        self._process = process
         child.close()
 
     def _wait(self, judge: Judged) -> Outcome:
