@@ -7,6 +7,7 @@ refuses by name what the contract or the rung does not cover, and runs the stage
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 
 CHUNK = 64  # tokens per chunk of the chunked form (ALGORITHM.md); g2, Aqk and Akk are relative to it
 FLOATS = (torch.bfloat16, torch.float16)
+DEVICES = ("cuda", "cpu")
 _PROBLEMS_KEPT = 256  # distinct call signatures remembered per operator
 
 
@@ -118,6 +120,9 @@ def bind(tensors: Mapping[str, torch.Tensor | None], *, scale: float | None, out
         if name not in given:
             continue
         t = given[name]
+        if t.layout != torch.strided or t.device.type not in DEVICES:
+            raise ContractError(f"{name}: given {t.layout} on {t.device}, accepted: a strided tensor on a CUDA device, or on "
+                                "the CPU where the emulator runs")  # fmt: skip
         if name == "dt_bias" and tuple(t.shape) == (HV, K):
             continue
         if tuple(t.shape) != shape:
@@ -128,6 +133,9 @@ def bind(tensors: Mapping[str, torch.Tensor | None], *, scale: float | None, out
             raise ContractError(f"{name}: given on {t.device}, accepted: the device of q, {given['q'].device}")
         if t.requires_grad and torch.is_grad_enabled():
             raise Unsupported(f"{name}: given a tensor that requires grad, accepted: forward only (use torch.no_grad)")
+    for name, value in (("scale", scale), ("lower_bound", lower_bound)):
+        if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
+            raise ContractError(f"{name}: given {_brief(value)}, accepted: None or a finite number")
     _check_dtypes(given)
     _check_gate(given, use_gate, safe_gate, lower_bound)
     return Problem(
@@ -206,10 +214,14 @@ def kda_op(stages: tuple[Stage, ...], unsupported: Callable[[Problem], str | Non
                    "initial_state": initial_state, "A_log": A_log, "dt_bias": dt_bias}  # fmt: skip
         flags = (scale, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
                  safe_gate, lower_bound)  # fmt: skip
-        signature = (flags, torch.is_grad_enabled(), *(
-            (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) if isinstance(t, torch.Tensor) else type(t)
-            for t in tensors.values()))  # fmt: skip
-        problem = problems.get(signature) or admit(signature, tensors, {
+        try:
+            signature = (flags, torch.is_grad_enabled(), *(
+                (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) if isinstance(t, torch.Tensor) else type(t)
+                for t in tensors.values()))  # fmt: skip
+            problem = problems.get(signature)
+        except (RuntimeError, TypeError):  # a tensor without strides, or a flag that cannot be hashed: bind says which
+            signature = problem = None
+        problem = problem or admit(signature, tensors, {
             "scale": scale, "output_final_state": output_final_state, "l2norm": use_qk_l2norm_in_kernel,
             "use_gate": use_gate_in_kernel, "beta_sigmoid": use_beta_sigmoid_in_kernel, "safe_gate": safe_gate,
             "lower_bound": lower_bound})  # fmt: skip

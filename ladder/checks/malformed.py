@@ -61,6 +61,7 @@ def _cases(form: str, device: torch.device) -> dict[str, tuple[str, Callable[[Ca
         "{} not a tensor": each("q k v g beta", lambda t: t.tolist()),
         "{} in fp32": each("q k v", lambda t: t.float()),
         "{} in another half type": each("k v", lambda t: t.to(torch.float16 if t.dtype == torch.bfloat16 else torch.bfloat16)),
+        "{} sparse": each(tensors, lambda t: t.to_sparse()),
         "{} in half": each("initial_state" + (" A_log dt_bias" if form == "prod" else ""), lambda t: t.half()),
     }  # fmt: skip
     out = {kind.format(name): (name, change) for kind, changes in families.items() for name, change in changes.items()}
@@ -72,6 +73,11 @@ def _cases(form: str, device: torch.device) -> dict[str, tuple[str, Callable[[Ca
         "value heads no multiple": ("v", lambda c: {"v": c["v"][:, :, :3]}),
         "state laid out V x K": ("initial_state", lambda c: {"initial_state": c["initial_state"].transpose(2, 3).contiguous()}),
         "ragged batch": ("cu_seqlens", lambda c: {"cu_seqlens": torch.tensor([0, 65], dtype=torch.int32, device=device)}),
+        "every tensor on meta": ("q", lambda c: {n: t.to("meta") for n, t in c.items() if isinstance(t, torch.Tensor)}),
+        "a scale that is no number": ("scale", lambda c: {"scale": "large"}),
+        "a scale in a list": ("scale", lambda c: {"scale": [1.0]}),
+        "a scale that is a tensor": ("scale", lambda c: {"scale": torch.ones((), device=device)}),
+        "a scale that is NaN": ("scale", lambda c: {"scale": float("nan")}),
         "a keyword nobody knows": ("chunk_dize", lambda c: {"chunk_dize": 32}),
     }  # fmt: skip
     if form == "pre":
@@ -82,5 +88,6 @@ def _cases(form: str, device: torch.device) -> dict[str, tuple[str, Callable[[Ca
         out["safe gate without a bound"] = ("lower_bound", lambda c: {"lower_bound": None})
         out["a bound that is too low"] = ("lower_bound", lambda c: {"lower_bound": -6.0})
         out["a bound that is no decay"] = ("lower_bound", lambda c: {"lower_bound": 0.0})
+        out["a bound that is no number"] = ("lower_bound", lambda c: {"lower_bound": "-5"})
         out["a bound that is NaN"] = ("lower_bound", lambda c: {"lower_bound": float("nan")})
     return out
