@@ -25,7 +25,7 @@ from _common import cute
 from ladder import manifest, record
 
 ROOT = manifest.ROOT
-CODE = ("kernels", "_common", "emulator", "ladder", "ideas", "ladder.yaml", "pyproject.toml", "README.md", "NOTES.md")
+CODE = ("kernels", "_common", "emulator", "ladder", "ideas", "tests", "ladder.yaml", "pyproject.toml", "README.md", "NOTES.md")
 # What a box has that can run torch's compiler at all, and what it cannot use there.
 ASSUMED = ("torch", "triton", "numpy", "setuptools", "packaging", "filelock", "nvidia-cutlass-dsl", "sentryward")
 EXTRA = ("nvidia-cudnn-frontend==1.32.0", "pytest>=8")
@@ -50,16 +50,23 @@ export TRITON_CACHE_DIR=$bundle/triton-cache TRITON_CACHE_AUTOTUNING=1
 
 RUN = """\
 #!/usr/bin/env bash
-# run OUT [RUNG ...]: check and bench these rungs (all by default) here, against the rivals; records go to OUT.
-# Take OUT home and file it with: python -m ladder collect OUT
+# run OUT [RUNG ...]: check and bench these rungs (all but falsified ones by default) here, against the rivals; records go to
+# OUT. Take OUT home and file it with: python -m ladder collect OUT
 set -uo pipefail
-. "$(dirname "$0")/activate"
-out=$(mkdir -p "${1:?usage: run OUT [RUNG ...]}" && cd "$1" && pwd); shift
+out=$(mkdir -p "${1:?usage: run OUT [RUNG ...]}" && cd "$1" && pwd); rungs=("${@:2}")
+. "$(dirname "$0")/activate" || exit
 cd "$bundle/code"
-python3 -m ladder check "$@" --records "$out"; checked=$?
-python3 -m ladder bench "$@" --rivals --records "$out"; benched=$?
+[[ ${#rungs[@]} -gt 0 ]] || rungs=($(python3 -c 'from ladder import manifest as m; print(*[n for n, r in m.load().rungs.items() if r.status != "falsified"])'))
+python3 -m ladder.warm "${rungs[@]}"
+pids=()  # checks need no quiet machine: all rungs at once
+for n in "${rungs[@]}"; do python3 -m ladder check "$n" --records "$out" >"$out/check-$n.log" 2>&1 & pids+=($!); done
+failed=0
+for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+tail -n 3 "$out"/check-*.log
+python3 -m ladder bench "${rungs[@]}" --rivals --stages --records "$out" || failed=1
+python3 -m ladder.call_cost | tee "$out/call-cost.log"
 tar -C "$bundle" -czf "$out/triton-cache.tgz" triton-cache
-exit $((checked | benched))
+exit $failed
 """
 
 

@@ -1,0 +1,99 @@
+"""What goes to a GPU box and what comes home from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.kda import rivals
+from ladder import bundle, manifest, record, warm
+
+
+@pytest.fixture
+def home(forge):
+    """A ladder of one rung, and a folder with a record of it made elsewhere."""
+    forge.rung("one")
+    ladder = manifest.load(forge.root)
+    away = forge.root / "away"
+    made = record.new("bench", ladder, ladder.rung(1), {"name": "a GPU"}, copy_gbps=1.0, seeds={}, cells=[], failed=[])
+    path = record.path_for(away, made)
+    record.write(path, made)
+    return forge, away, path
+
+
+def test_records_come_home_once(home):
+    forge, away, path = home
+    (filed,) = bundle.collect(away, forge.root)
+    assert filed == forge.root / "ideas" / "001-one" / "records" / path.name
+    assert record.read(filed) == record.read(path)
+    assert bundle.collect(away, forge.root) == []
+
+
+def test_nothing_is_filed_beside_a_foreign_record(home):
+    forge, away, path = home
+    (away / "z.json").write_text(json.dumps(record.read(path) | {"rung": "009-other"}))
+    with pytest.raises(bundle.BundleError, match=r"^z.json: is of rung '009-other', accepted: 001-one$"):
+        bundle.collect(away, forge.root)
+    assert not list((forge.root / "ideas" / "001-one" / "records").iterdir())
+
+
+def test_a_full_folder_is_refused(tmp_path):
+    (tmp_path / "kept").write_text("mine")
+    with pytest.raises(bundle.BundleError, match="^DEST: given .*, which exists, accepted: a new or an empty folder$"):
+        bundle.make(tmp_path)
+    assert (tmp_path / "kept").read_text() == "mine" and len(list(tmp_path.parent.glob(".*-*"))) == 0
+
+
+def test_what_travels():
+    needs = bundle._needs("kda-ladder", bundle._canonical(bundle.ASSUMED), set())
+    assert {"fla-core", "pydantic", "pydantic-core", "apache-tvm-ffi", "typer"} <= needs
+    assert not needs & {"torch", "triton", "numpy", "nvidia-cutlass-dsl"}
+
+
+def test_the_box_without_a_gpu_says_so(forge):
+    """The two scripts as they are: the check runs, what needs a GPU refuses in one line, and the whole ends in failure."""
+    forge.rung("one")
+    box = forge.root / "box"
+    bundle._copy_code(box / "code")
+    for name in ("ideas", "ladder.yaml"):
+        (shutil.rmtree if name == "ideas" else Path.unlink)(box / "code" / name)
+        shutil.move(forge.root / name, box / "code" / name)
+    for folder in ("site", "bin", "triton-cache"):
+        (box / folder).mkdir()
+    (box / "bin" / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (box / "bin" / "python3").chmod(0o755)
+    (box / "activate").write_text(bundle.ACTIVATE)
+    (box / "run").write_text(bundle.RUN)
+    environment = {"PATH": f"{box / 'bin'}:/usr/bin:/bin", "HOME": str(box), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(["bash", box / "run", box / "out"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "warm: no GPU is visible here" in done.stderr and "bench: no GPU is visible here" in done.stderr
+    assert " 0 failed" in (box / "out" / "check-1.log").read_text()
+    (checked,) = (box / "out").glob("*.json")
+    assert record.read(checked)["rung"] == "001-one"
+
+
+def test_warm_calls_every_rung_and_names_what_fails(forge, monkeypatch):
+    forge.rung("right")
+    forge.rung("wrong", ("    io = p.io_dtype\n", "    io = p.io_dtype\n    raise ValueError('no such tile')\n"))
+    ladder = forge.ladder()
+    cells = ladder.cells(gpu=False)[:1]
+    monkeypatch.setattr(rivals, "ALL", ())
+    assert warm.call_all(ladder, [1], cells, "cpu") == []
+    (line,) = warm.call_all(ladder, [1, 2], cells, "cpu")
+    assert line == f"002-wrong {cells[0]}: ValueError: no such tile"
+
+
+def test_warm_covers_every_gpu_case_under_both_gates():
+    ladder = manifest.load()
+    groups = warm.groups(ladder)
+    assert {(c.case.name, c.regime) for group in groups for c in group} == \
+        {(name, regime) for name, case in ladder.cases.items() if case.gpu for regime in ("strong", "init")}
+    assert all({c.form for c in group} == {"prod", "pre"} and len({(c.case, c.regime) for c in group}) == 1 for group in groups)
+    assert not torch.cuda.is_initialized()
