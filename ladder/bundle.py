@@ -8,15 +8,18 @@ of the Python packages that the box lacks, and two scripts: `activate` (sourced:
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
-import lzma
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -37,11 +40,7 @@ bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 site=${BUNDLE_SITE:-$bundle/site}
 if [[ ! -d $site ]]; then
   python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$bundle"/wheels/*.whl || return
-  python3 - "$bundle/code/.build" <<'PY' || return
-import lzma, pathlib, sys
-for packed in pathlib.Path(sys.argv[1]).glob("*.so.xz"):
-    packed.with_suffix("").write_bytes(lzma.decompress(packed.read_bytes()))
-PY
+  python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="data")' "$bundle/build.tar.xz" "$bundle/code/.build" || return
   [[ -f $bundle/triton-cache.tgz ]] && mkdir -p "$bundle/triton-cache" && tar -xzf "$bundle/triton-cache.tgz" -C "$bundle/triton-cache" --strip-components 1
 fi
 export PYTHONPATH=$bundle/code:$site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
@@ -75,10 +74,10 @@ class BundleError(RuntimeError):
 
 
 def make(dest: Path, arch: str = "sm_90a", python: str = "3.12", assumed: Iterable[str] = (), triton_cache: Path | None = None,
-         progress: Callable[[str], None] = print) -> Path:  # fmt: skip
+         progress: Callable[[str], None] = print, numbers: Iterable[int] = ()) -> Path:  # fmt: skip
     """Fill DEST (new or empty) for a box with one GPU of `arch`, that `python` and the `assumed` packages. All or nothing.
 
-    Raises BundleError.
+    numbers: the rungs whose units are compiled, all of them by default. Raises BundleError, ManifestError.
     """
     dest = Path(dest).resolve()
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
@@ -91,7 +90,7 @@ def make(dest: Path, arch: str = "sm_90a", python: str = "3.12", assumed: Iterab
         commit, dirty = record.git_state(ROOT)
         if commit:
             (scratch / "code" / "COMMIT").write_text(f"{commit}{' dirty' if dirty else ''}\n")
-        _compile_units(scratch / "code" / ".build", arch, progress)
+        _compile_units(scratch / "build.tar.xz", arch, numbers, progress)
         progress("wheels")
         _wheels(scratch / "wheels", python, {*ASSUMED, *assumed})
         if triton_cache:
@@ -143,21 +142,27 @@ def _copy_code(dest: Path) -> None:
             shutil.copy(file, dest / file.relative_to(ROOT))
 
 
-def _compile_units(dest: Path, arch: str, progress: Callable[[str], None]) -> None:
+def _compile_units(dest: Path, arch: str, numbers: Iterable[int], progress: Callable[[str], None]) -> None:
+    """Every unit of these rungs for `arch`, compiled by as many processes as there are cores, in one archive."""
     from ladder import loader
 
-    dest.mkdir()
     ladder = manifest.load(ROOT)
-    for rung in ladder.rungs.values():
-        if arch not in rung.archs:
-            continue
-        for template in loader.load(ladder.folder(rung)).units:
-            unit = template(arch)
-            progress(f"{rung.name}: {unit}")
-            folder = cute.compile_unit(unit).folder
-            shutil.copytree(folder, dest / folder.name)
-    (dest / "toolchain.json").write_text(json.dumps(cute.toolchain()))
-    (dest / f"{cute.RUNTIME}.xz").write_bytes(lzma.compress(cute.runtime_library().read_bytes(), preset=3))
+    rungs = [rung for rung in map(ladder.rung, tuple(numbers) or ladder.rungs) if arch in rung.archs]
+    units = [template(arch) for rung in rungs for template in loader.load(ladder.folder(rung)).units]
+    folders = []
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("forkserver")) as pool:
+        jobs = {pool.submit(cute.compile_unit, unit): unit for unit in units}
+        for job in as_completed(jobs):
+            folders.append(job.result().folder)
+            progress(f"{len(folders)}/{len(units)}: {jobs[job].source.parent.name}: {jobs[job]}")
+    versions = json.dumps(cute.toolchain()).encode()
+    with tarfile.open(dest, "w:xz", preset=3) as archive:
+        entry = tarfile.TarInfo("toolchain.json")
+        entry.size = len(versions)
+        archive.addfile(entry, io.BytesIO(versions))
+        archive.add(cute.runtime_library().resolve(), cute.RUNTIME)
+        for folder in sorted(set(folders)):
+            archive.add(folder, folder.name)
 
 
 def _wheels(dest: Path, python: str, assumed: set[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from _common import cute
 from kernels.kda import rivals
 from ladder import bundle, manifest, record, warm
 
@@ -54,6 +55,18 @@ def test_what_travels():
     needs = bundle._needs("kda-ladder", bundle._canonical(bundle.ASSUMED), set())
     assert {"fla-core", "pydantic", "pydantic-core", "apache-tvm-ffi", "typer"} <= needs
     assert not needs & {"torch", "triton", "numpy", "nvidia-cutlass-dsl"}
+
+
+def test_units_travel_in_one_archive(tmp_path):
+    """What `activate` unpacks into .build/ on the box: here that of a rung without units."""
+    bundle._compile_units(tmp_path / "build.tar.xz", "sm_90a", [1], print)
+    command = next(line for line in bundle.ACTIVATE.splitlines() if "tarfile" in line).removesuffix(" || return").strip()
+    (tmp_path / "code").mkdir()
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "bundle": str(tmp_path)}
+    subprocess.run(["bash", "-c", command], env=environment, check=True)
+    build = tmp_path / "code" / ".build"
+    assert json.loads((build / "toolchain.json").read_text()) == cute.toolchain()
+    assert (build / cute.RUNTIME).read_bytes() == cute.runtime_library().read_bytes()
 
 
 def test_the_box_without_a_gpu_says_so(forge):
