@@ -19,6 +19,7 @@ import torch
 CHUNK = 64  # tokens per chunk of the chunked form (ALGORITHM.md); g2, Aqk and Akk are relative to it
 FLOATS = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda", "cpu")
+ALIGNMENT = 16  # bytes; what TMA and 16-byte vector accesses ask for
 _PROBLEMS_KEPT = 256  # distinct call signatures remembered per operator
 
 
@@ -30,9 +31,13 @@ class Unsupported(NotImplementedError):
     """The call is meaningful, but this rung (or the whole ladder) does not implement it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
-    """One KDA forward problem, as far as shapes, dtypes, strides, devices and flags tell.
+    """One KDA forward problem, as far as shapes, dtypes, strides, alignment, devices and flags tell; no values.
+
+    A rung gets the same object for calls alike in all of these (for as long as it is remembered), so that what the rung derives from
+    it can be kept under it: two problems are equal only if they are the same object.
+    loose: the tensors that are not row-major, or begin elsewhere than on ALIGNMENT bytes.
 
     gate: "log" (g is the natural-log decay), "softplus" (g is raw; -exp(A_log) * softplus(g + dt_bias)) or
     "safe" (g is raw; lower_bound * sigmoid(exp(A_log) * (g + dt_bias))). All three give natural-log decays <= 0.
@@ -56,6 +61,7 @@ class Problem:
     beta_sigmoid: bool
     initial_state: bool
     output_final_state: bool
+    loose: frozenset[str] = frozenset()
 
     @property
     def io_dtype(self) -> torch.dtype:
@@ -66,17 +72,6 @@ class Problem:
     def NT(self) -> int:
         """Number of chunks per sequence."""
         return -(-self.T // CHUNK)
-
-    def contiguous(self, name: str) -> bool:
-        """Whether tensor `name` is laid out densely in row-major order."""
-        expected, size = [], 1
-        for extent in reversed(self._shape(name)):
-            expected.append(size)
-            size *= extent
-        return all(s == e or n == 1 for s, e, n in zip(self.strides[name], reversed(expected), self._shape(name)))
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return _shapes(self.B, self.T, self.H, self.HV, self.K, self.V)[name]
 
 
 @dataclass(frozen=True)
@@ -146,6 +141,7 @@ def bind(tensors: Mapping[str, torch.Tensor | None], *, scale: float | None, out
         gate=("safe" if safe_gate else "softplus") if use_gate else "log",
         lower_bound=lower_bound, safe_gate=safe_gate, l2norm=l2norm, beta_sigmoid=beta_sigmoid,
         initial_state="initial_state" in given, output_final_state=output_final_state,
+        loose=frozenset(name for name, t in given.items() if not t.is_contiguous() or t.data_ptr() % ALIGNMENT),
     )  # fmt: skip
 
 
@@ -216,7 +212,7 @@ def kda_op(stages: tuple[Stage, ...], unsupported: Callable[[Problem], str | Non
                  safe_gate, lower_bound)  # fmt: skip
         try:
             signature = (flags, torch.is_grad_enabled(), *(
-                (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) if isinstance(t, torch.Tensor) else type(t)
+                (t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.data_ptr() % ALIGNMENT) if isinstance(t, torch.Tensor) else type(t)
                 for t in tensors.values()))  # fmt: skip
             problem = problems.get(signature)
         except (RuntimeError, TypeError):  # a tensor without strides, or a flag that cannot be hashed: bind says which

@@ -31,10 +31,26 @@ def test_binds_the_problem(call):
     p = seen[0]
     assert (p.B, p.T, p.H, p.HV, p.K, p.V, p.NT) == (1, 70, 2, 4, 64, 32, 2)
     assert (p.gate, p.lower_bound, p.l2norm, p.beta_sigmoid, p.initial_state) == ("safe", -5.0, True, True, True)
-    assert p.scale == 64**-0.5 and p.io_dtype == torch.bfloat16 and p.contiguous("q")
+    assert p.scale == 64**-0.5 and p.io_dtype == torch.bfloat16 and not p.loose
     call["q"] = call["q"].transpose(1, 2).contiguous().transpose(1, 2)
     op(**call, scale=0.5)
-    assert not seen[1].contiguous("q") and seen[1].scale == 0.5
+    assert "q" in seen[1].loose and seen[1].scale == 0.5
+
+
+def test_calls_alike_pose_the_same_problem_and_no_others_do(call):
+    """A rung keeps its plans under the problem, so anything that a compiled kernel depends on makes it another one."""
+    op, seen = recording_op()
+    op(**call)
+    op(**{name: t.clone() if isinstance(t, torch.Tensor) else t for name, t in call.items()})
+    assert seen[1] is seen[0]
+    v, q = call["v"], call["q"]
+    shifted = torch.cat([v.flatten(), v.flatten()[:1]])[1:].view(v.shape)
+    strided = q.transpose(1, 2).contiguous().transpose(1, 2)
+    others = [{"v": shifted}, {"q": strided}, {"scale": 0.5}, {"q": q.half(), "k": call["k"].half(), "v": v.half()}, {"initial_state": None}]
+    for other in others:
+        op(**call | other)
+    assert len(set(seen[1:])) == 1 + len(others)
+    assert [set(p.loose) for p in seen[2:4]] == [{"v"}, {"q"}]
 
 
 def test_final_state_is_none_unless_asked(call):
