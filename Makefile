@@ -28,6 +28,10 @@ rung: setup
 report: setup
 	$(LADDER) report
 
+# Which rung is best in each cell, against which rival.
+best: setup
+	$(LADDER) best
+
 # Start an idea from a rung.  make idea FROM=4 NAME=my-idea
 idea: setup
 	$(LADDER) idea --from $(FROM) --name $(NAME)

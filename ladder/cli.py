@@ -27,6 +27,21 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main() -> None:
     """Entry point: one clear line for every error a user can cause."""
+    try:
+        app(standalone_mode=True)
+    except SystemExit:
+        raise  # before the next line is looked at
+    except _causable() as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(USAGE) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{where}{error.strerror or error}", file=sys.stderr)
+        raise SystemExit(FAILED) from None
+
+
+def _causable() -> tuple[type[Exception], ...]:
+    """Errors that a user can cause; imported only once something was raised, because torch comes with them."""
     from _common.cute import CompileError
     from ladder.bundle import BundleError
     from ladder.diff import DiffError
@@ -36,15 +51,7 @@ def main() -> None:
     from ladder.report_readme import ReadmeError
     from ladder.scaffold import ScaffoldError
 
-    try:
-        app(standalone_mode=True)
-    except (ManifestError, RecordError, LoadError, DiffError, ScaffoldError, ReadmeError, BundleError, CompileError) as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(USAGE) from None
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{where}{error.strerror or error}", file=sys.stderr)
-        raise SystemExit(FAILED) from None
+    return ManifestError, RecordError, LoadError, DiffError, ScaffoldError, ReadmeError, BundleError, CompileError
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -152,6 +159,42 @@ def _bench(ladder: Any, numbers: list[int], options: dict[str, Any], seed: int |
 
 
 @app.command()
+def precision(
+    numbers: Annotated[list[int] | None, typer.Argument(help="rung numbers (default: all but falsified ones)")] = None,
+    cases: Cases = "", regimes: Regimes = "", forms: Forms = "",
+    rivals: Annotated[bool, typer.Option("--rivals", help="measure the rivals on the same inputs")] = False,
+    seed: Seed = None, records: Records = None, as_json: Json = False, root: Root = None,
+) -> None:  # fmt: skip
+    """Errors of rungs and rivals relative to fp64: worst row and L2, of o and of the final state."""
+    from ladder import precision as measuring
+    from ladder import report_terminal, show
+    from ladder.check import replay_seed
+    from ladder.rows import precision_rows
+
+    ladder, seed = _ladder(root), replay_seed(seed)
+    show.line(f"seed {seed} (replay with --seed {seed})")
+    run = measuring.Run(ladder, _numbers(ladder, numbers), measuring.Options(
+        _words(cases), _words(regimes), _words(forms), rivals, seed, records))  # fmt: skip
+    status = OK
+    try:
+        with show.progress("measuring", len(run.cells)) as tick:
+            run.on_cell = lambda cell: tick(str(cell))
+            run.execute()
+    except KeyboardInterrupt:
+        show.line(f"interrupted: finished cells are kept{_kept(list(run.paths.values()))}")
+        status = INTERRUPTED
+    rows = [row for record in run.records for row in precision_rows(record)]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        report_terminal.precision_tables(rows)
+    for failure in run.failures:
+        show.line(f"failed: {failure}")
+    over = any(row["within_budget"] is False for row in rows)
+    raise typer.Exit(status or (FAILED if run.failures or over else OK))
+
+
+@app.command()
 def rung(number: Annotated[int, typer.Argument(help="rung number")], rivals: bool = True, root: Root = None) -> None:
     """All there is to know about one rung here: compile, check, time on a GPU, and show where it stands."""
     import torch
@@ -227,6 +270,21 @@ def report(
         show.line("README.md refreshed" if reporting.write_readme(ladder=ladder) else "README.md was current")
     if not (as_json or html or write):
         reporting.terminal(ladder)
+
+
+@app.command()
+def best(as_json: Json = False, root: Root = None) -> None:
+    """Which rung is best per cell, against the best rival, and the geometric means that count; from the committed records."""
+    from ladder import best as ranking
+    from ladder import report as reporting
+    from ladder import report_terminal, show
+
+    ladder = _ladder(root)
+    records, problems = reporting.load(ladder)
+    for problem in problems:
+        show.line(problem)
+    found = ranking.standing(records, ladder)
+    print(json.dumps(found, indent=1)) if as_json else report_terminal.best_tables(found)
 
 
 @app.command()

@@ -10,9 +10,9 @@ import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ladder.files import replace_text
 from ladder.judge import VOID
@@ -22,6 +22,8 @@ SCHEMA = 1
 PACKAGES = (
     "torch", "triton", "fla-core", "nvidia-cutlass-dsl", "apache-tvm-ffi", "nvidia-cudnn-frontend", "numpy", "scipy",
 )  # fmt: skip
+
+Tensor = Literal["o", "final_state"]
 
 
 class RecordError(ValueError):
@@ -58,10 +60,42 @@ class CheckRow(BaseModel):
     reason: str
 
 
+class Figures(BaseModel):
+    """How far one tensor is from fp64 (ladder.precision): the worst row, and the L2 error of all of it. None: not finite."""
+
+    model_config = ConfigDict(extra="forbid")
+    worst_row: Annotated[float, Field(ge=0)] | None
+    l2: Annotated[float, Field(ge=0)] | None
+
+
+class PrecisionCell(BaseModel):
+    """One cell's errors against fp64: name ("rung" or a rival) -> tensor -> figures; absent: name -> why it has none.
+
+    budgets: tensor -> the worst row that `check` allows, None where void says that the cell cannot judge."""
+
+    model_config = ConfigDict(extra="allow")
+    case: str
+    regime: str
+    form: str
+    seed: int
+    budgets: dict[Tensor, float | None]
+    errors: dict[str, dict[Tensor, Figures]]
+    absent: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> PrecisionCell:
+        if ("rung" in self.errors) == ("rung" in self.absent):
+            raise ValueError("errors, absent: accepted: 'rung' in exactly one of them")
+        for name, found in self.errors.items():
+            if missing := [t for t in get_args(Tensor) if t not in found]:
+                raise ValueError(f"errors: no {', '.join(missing)} of {name!r}")
+        return self
+
+
 class RecordModel(BaseModel):
     model_config = ConfigDict(extra="allow")
     schema_: Literal[1]
-    kind: Literal["bench", "check"]
+    kind: Literal["bench", "check", "precision"]
     rung: str
     number: int
     parent: str
@@ -71,6 +105,7 @@ class RecordModel(BaseModel):
     device: dict[str, Any]
     cells: list[CellRecord] = []
     rows: list[CheckRow] = []
+    precision: list[PrecisionCell] = []
 
     @model_validator(mode="before")
     @classmethod

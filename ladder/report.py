@@ -18,7 +18,7 @@ from typing import Any
 from ladder import record as record_module
 from ladder import stats
 from ladder.manifest import FORMS, REGIMES, ROOT, Ladder, Rung
-from ladder.rows import bench_rows, sum_hostile
+from ladder.rows import bench_rows, precision_row, sum_hostile
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -38,28 +38,41 @@ def load(ladder: Ladder) -> tuple[list[Record], list[str]]:
     return sorted(records, key=_date), problems
 
 
-def rows(records: Iterable[Record], ladder: Ladder, stale: Stale | None = None) -> list[Row]:
-    """One row per (rung, device, case, regime, form), in the ladder's order.
+def rows(records: Sequence[Record], ladder: Ladder, stale: Stale | None = None) -> list[Row]:
+    """One row per (rung, device, case, regime, form), in the ladder's order; `precision`: its row of `precision`, or None.
 
     stale: why a record no longer speaks for its rung (None if it does); by default from the files as they are now.
     """
-    why = _stale_once(stale or (lambda r: record_module.stale(r, ladder)))
-    chosen: dict[tuple, tuple[Record, int]] = {}
-    for rec in sorted(_of_kind(records, "bench", ladder), key=lambda r: (why(r) is None, _date(r))):
-        for index, cell in enumerate(rec["cells"]):
-            chosen[(rec["number"], rec["device"].get("name"), cell["case"], cell["regime"], cell["form"])] = (
-                rec,
-                index,
-            )
     judged: dict[int, list[Row]] = {}
+    found = {_key(r): r for r in precision(records, ladder, stale)}
     out = []
-    for rec, index in chosen.values():
+    for rec, index, why in newest(records, "bench", "cells", ladder, stale):
         if id(rec) not in judged:
-            judged[id(rec)] = bench_rows(rec, why(rec))
-        out.append(
-            judged[id(rec)][index] | _more(rec, rec["cells"][index], ladder) | _against_rivals(judged[id(rec)][index])
-        )
+            judged[id(rec)] = bench_rows(rec, why)
+        row = judged[id(rec)][index]
+        out.append(row | _more(rec, rec["cells"][index], ladder) | _against_rivals(row) | {"precision": found.get(_key(row))})
     return sorted(out, key=lambda row: _order(row, ladder))
+
+
+def precision(records: Iterable[Record], ladder: Ladder, stale: Stale | None = None) -> list[Row]:
+    """One row (ladder.rows.precision_row) per (rung, device, case, regime, form), in the ladder's order."""
+    out = [precision_row(rec, rec["precision"][index], why) | {"file": rec.get("file")}
+           for rec, index, why in newest(records, "precision", "precision", ladder, stale)]  # fmt: skip
+    return sorted(out, key=lambda row: _order(row, ladder))
+
+
+def newest(
+    records: Iterable[Record], kind: str, cells: str, ladder: Ladder, stale: Stale | None = None
+) -> list[tuple[Record, int, str | None]]:
+    """(record, index into its list `cells`, why it is stale) of what speaks for each rung, device and cell: the newest
+    current measurement, else the newest stale one."""
+    why = _stale_once(stale or (lambda r: record_module.stale(r, ladder)))
+    chosen: dict[tuple, tuple[Record, int, str | None]] = {}
+    for rec in sorted(_of_kind(records, kind, ladder), key=lambda r: (why(r) is None, _date(r))):
+        for index, cell in enumerate(rec[cells]):
+            key = (rec["number"], rec["device"].get("name"), cell["case"], cell["regime"], cell["form"])
+            chosen[key] = (rec, index, why(rec))
+    return list(chosen.values())
 
 
 def check_rows(records: Iterable[Record], ladder: Ladder, stale: Stale | None = None) -> list[Row]:
@@ -181,6 +194,10 @@ def _stale_once(stale: Stale) -> Stale:
 
 def _of_kind(records: Iterable[Record], kind: str, ladder: Ladder) -> list[Record]:
     return [r for r in records if r["kind"] == kind and r["number"] in ladder.rungs]
+
+
+def _key(row: Row) -> tuple:
+    return row["rung"], row["device"], row["case"], row["regime"], row["form"]
 
 
 def _order(row: Row, ladder: Ladder) -> tuple:

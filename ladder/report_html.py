@@ -52,6 +52,7 @@ def context(ladder: Ladder, stale: report.Stale | None, now: datetime) -> dict[s
     checks = report.check_rows(records, ladder, stale)
     failing = report.failing_rungs(checks)
     best = report.best(table, ladder, failing)
+    errors = report.precision(records, ladder, stale)
     commit, dirty = record_module.git_state(ladder.root)
     return {
         "now": now,
@@ -60,6 +61,8 @@ def context(ladder: Ladder, stale: report.Stale | None, now: datetime) -> dict[s
         "problems": problems,
         "summaries": summaries,
         "devices": [_device(name, table, best, ladder, records) for name in report.devices(table)],
+        "precision": _precision(errors),
+        "precision_absent": list(dict.fromkeys(f"{n} ({why})" for r in errors for n, why in r["absent"].items() if n != "rung")),
         "checks": _matrix(checks),
         "failures": [c for c in checks if c["outcome"] == "failed"],
         "records": _record_lines(records, ladder, stale),
@@ -289,6 +292,13 @@ def _forests(rows: Sequence[Row], ladder: Ladder) -> list[dict[str, Any]]:
     return out
 
 
+def _precision(rows: Sequence[Row]) -> list[tuple[str, str, list[Row]]]:
+    """(device, form, rows) of what has been measured against fp64."""
+    keys = dict.fromkeys((device, form) for device in report.devices(rows) for form in FORMS)
+    parts = [(*key, [r for r in rows if (r["device"], r["form"]) == key]) for key in keys]
+    return [part for part in parts if part[2]]
+
+
 def _matrix(checks: Sequence[Row]) -> dict[str, Any]:
     """Properties by (rung, arch, place). Columns where nothing ran are left to the list of what did not run."""
     place = lambda c: (c["rung"], c["arch"], c["device"])  # noqa: E731
@@ -330,7 +340,7 @@ def _record_lines(records: Sequence[Row], ladder: Ladder, stale: report.Stale | 
             "commit": (r.get("commit") or "–")[:10],
             "dirty": r.get("dirty"),
             "complete": r.get("complete", True),
-            "count": len(r.get("cells") or r.get("rows") or []),
+            "count": len(r.get("cells") or r.get("rows") or r.get("precision") or []),
             "versions": r.get("versions") or {},
             "seen": _telemetry(r.get("cells") or []),
         }

@@ -1,4 +1,5 @@
-"""The report as terminal tables: the ladder, then per device and form its cells, then the checks."""
+"""The report as terminal tables: the ladder, then per device and form its cells, then errors against fp64, then the checks;
+and what `ladder best` prints."""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from rich.text import Text
 
 from ladder import report
 from ladder.manifest import FORMS, Ladder
+from ladder.rows import MEASURES
 from ladder.show import out
 
+MEASURE = {"worst_row": "worst row", "l2": "L2"}
 STYLE = {
     "win": "bold green",
     "loss": "bold red",
@@ -24,6 +27,9 @@ STYLE = {
     "passed": "green",
     "failed": "bold red",
     "not run": "dim",
+    "no worse": "green",
+    "worse": "bold red",
+    "no rival": "dim",
 }
 
 
@@ -52,13 +58,15 @@ def show(
             mine = [r for r in table if r["device"] == device and r["form"] == form]
             if mine:
                 console.print(_cell_table(mine, device, form, now))
+    errors = [r for r in report.precision(records, ladder, stale) if not rungs or r["rung"] in rungs]
+    precision_tables(errors, console, now)
     checks = [c for c in report.check_rows(records, ladder, stale) if not rungs or c["rung"] in rungs]
     if checks:
         console.print(_check_table(checks, now))
     for u in report.untimed(records, ladder, stale):
         where = f"{u['rung']:03d} {u['case']}/{u['regime']}/{u['form']} on {u['device']}"
         console.print(f"could not be timed: {where}: {escape(u['reason'])}", style="red")
-    _footer(console, table, checks, problems)
+    _footer(console, table, [*errors, *checks], problems)
 
 
 def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
@@ -164,6 +172,66 @@ def _rival(row: dict, name: str) -> str:
     return milliseconds(row["rivals"][name]) + mark
 
 
+def precision_tables(rows: list[dict], console: Console | None = None, now: datetime | None = None) -> None:
+    """Per device and form: our errors relative to fp64, and each over the least of fla's and cudnn's in the same run."""
+    console, now = console or out, now or datetime.now(timezone.utc)
+    names = tuple(f"{tensor.replace('final_', '')} {MEASURE[measure]}" for tensor, measure in MEASURES)
+    for device in report.devices(rows):
+        for form in FORMS:
+            mine = [r for r in rows if (r["device"], r["form"]) == (device, form)]
+            if not mine:
+                continue
+            title = f"{device}, form {form}: error relative to fp64 (and over the best of fla's and cudnn's)"
+            table = _table(title, "rung", "case", "regime", *names, "in budget", "verdict", "age", right=(*names, "age"))
+            for r in mine:
+                figures = [_figure(f) for f in r["figures"]] or [Text("–", "dim")] * len(names)
+                verdict = Text("stale", "yellow") if r["stale"] else Text(r["verdict"], STYLE[r["verdict"]])
+                within = {True: Text("yes"), False: Text("no", STYLE["failed"]), None: Text("–", "dim")}[r["within_budget"]]
+                table.add_row(f"{r['rung']:03d}", r["case"], r["regime"], *figures, within, verdict,
+                              report.age(r["date"], now), style="dim" if r["stale"] else None)  # fmt: skip
+            console.print(table)
+    absent = dict.fromkeys(f"{'a rung' if n == 'rung' else n}: {why}" for r in rows for n, why in r["absent"].items())
+    for line in absent:
+        console.print(f"no error of {escape(line)}", style="dim")
+
+
+def _figure(figure: dict) -> Text:
+    ours, best = figure["ours"], figure["best_rival_error"]
+    over = f" ({ours / best:.3f}x)" if ours is not None and best else ""
+    return Text(("not finite" if ours is None else f"{ours:.2e}") + over, STYLE["worse"] if figure["worse"] else "")
+
+
+def best_tables(standing: dict[str, list[dict]], console: Console | None = None) -> None:
+    """What ladder.best.standing found: per device and form the best rung of each cell, then the geometric means."""
+    console = console or out
+    cells = standing["cells"]
+    if not cells:
+        console.print("No timing recorded yet, so no rung is best: `make rung N=1` on a machine with an NVIDIA GPU.")
+    for device in report.devices(cells):
+        for form in FORMS:
+            mine = [c for c in cells if (c["device"], c["form"]) == (device, form)]
+            if not mine:
+                continue
+            table = _table(f"{device}, form {form}: the best rung of each cell", "case", "regime", "rung", "ms", "best rival",
+                           "its ms", "speed-up", "precision", right=("ms", "its ms", "speed-up"))  # fmt: skip
+            for c in mine:
+                if c["rung"] is None:
+                    table.add_row(c["case"], c["regime"], Text(f"nothing current: {c['why']}", "yellow"), *["–"] * 5, style="dim")
+                    continue
+                slower = c["speedup"] is not None and c["speedup"] < 1
+                table.add_row(
+                    c["case"], c["regime"], c["name"], milliseconds(c["median_ms"]), c["best_rival"] or "none",
+                    milliseconds(c["best_rival_ms"]), Text(factor(c["speedup"]), STYLE["loss"] if slower else ""),
+                    Text(c["precision"] or "–", STYLE.get(c["precision"], "dim")))  # fmt: skip
+            console.print(table)
+        for mean in (m for m in standing["means"] if m["device"] == device):
+            if mean["cells"]:
+                said = f"{factor(mean['speedup'])} over {mean['cells']} of {mean['of']} cells"
+            else:
+                said = f"none of {mean['of']} cells has a current time and a rival"
+            console.print(f"geometric mean, {mean['form']}, {' and '.join(mean['regimes'])}: {said}")
+
+
 def _check_table(checks: list[dict], now: datetime) -> Table:
     """One line per rung, architecture and place; what failed or did not run follows with its reason."""
     table = _table(
@@ -199,13 +267,13 @@ def _check_table(checks: list[dict], now: datetime) -> Table:
     return table
 
 
-def _footer(console: Console, table: list[dict], checks: list[dict], problems: list[str]) -> None:
+def _footer(console: Console, table: list[dict], others: list[dict], problems: list[str]) -> None:
     if any(r["rivals"] and not all(r["rival_clocks"].get(n) == r["clock"] for n in r["rivals"]) for r in table):
         console.print("* by another clock than the rung's (that rival cannot be captured in a CUDA graph)")
     absent = dict.fromkeys(f"{name}: {reason}" for r in table for name, reason in r["absent"].items())
     for line in absent:
         console.print(f"absent rival {escape(line)}", style="dim")
-    for reason in dict.fromkeys(f"{r['rung']:03d}: {r['stale_reason']}" for r in [*table, *checks] if r["stale"]):
+    for reason in dict.fromkeys(f"{r['rung']:03d}: {r['stale_reason']}" for r in [*table, *others] if r["stale"]):
         console.print(f"stale {escape(reason)}", style="yellow")
     for line in problems:
         console.print(f"unreadable record {escape(line)}", style="red")

@@ -1,4 +1,4 @@
-"""Rows for scripts: what `bench --json` and `report --json` print."""
+"""Rows for scripts: what `bench --json`, `precision --json` and `report --json` print."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ladder import stats
+
+MEASURES = tuple((tensor, measure) for tensor in ("o", "final_state") for measure in ("worst_row", "l2"))
+JUDGED_BY = ("fla", "cudnn")  # whose errors ours must not exceed: the rivals of these names and of variants of them
 
 
 def bench_rows(record: dict[str, Any], stale: str | None = None) -> list[dict[str, Any]]:
@@ -50,6 +53,55 @@ def _impostors(cell: dict[str, Any]) -> dict[str, str]:
         if launched and (lacking := witness.missing(rival.kernels, launched)):
             out[rival.name] = f"another kernel ran: {', '.join(lacking)} expected, launched {', '.join(launched)[:120]}"
     return out
+
+
+def precision_rows(record: dict[str, Any], stale: str | None = None) -> list[dict[str, Any]]:
+    """One row per cell of a precision record. stale: why the record is stale, if it is."""
+    return [precision_row(record, cell, stale) for cell in record["precision"]]
+
+
+def precision_row(record: dict[str, Any], cell: dict[str, Any], stale: str | None) -> dict[str, Any]:
+    """figures: for the worst row and the L2 error of o and of the final state, our error relative to fp64, the least of
+    fla's and cudnn's variants in the same run, and whether ours is worse. verdict: "no worse" if none of the four is,
+    else "worse"; "no rival" and "not run" where there is nothing to compare. within_budget: whether the worst rows are
+    inside the budget of `check`; None where the cell has none.
+    """
+    errors = dict(cell["errors"])
+    own = errors.pop("rung", None)
+    figures = [_figure(tensor, measure, own, errors) for tensor, measure in MEASURES] if own else []
+    return {
+        "rung": record["number"], "name": record["rung"], "case": cell["case"], "regime": cell["regime"],
+        "form": cell["form"], "arch": record["device"].get("arch"), "device": record["device"].get("name"),
+        "figures": figures, "verdict": _precision_verdict(figures), "within_budget": _within(own, cell["budgets"]),
+        "budgets": cell["budgets"], "rivals": errors, "absent": cell.get("absent") or {}, "seed": cell["seed"],
+        "stale": bool(stale), "stale_reason": stale, "date": record["date"],
+    }  # fmt: skip
+
+
+def _figure(tensor: str, measure: str, own: dict[str, Any], rivals: dict[str, Any]) -> dict[str, Any]:
+    ours = own[tensor][measure]
+    theirs = {name: e[tensor][measure] for name, e in rivals.items()
+              if name.split("-")[0] in JUDGED_BY and e[tensor][measure] is not None}  # fmt: skip
+    best = min(theirs, key=theirs.__getitem__) if theirs else None
+    return {
+        "tensor": tensor, "measure": measure, "ours": ours, "best_rival": best, "best_rival_error": theirs.get(best),
+        "worse": (ours is None or ours > theirs[best]) if theirs else None,
+    }  # fmt: skip
+
+
+def _precision_verdict(figures: list[dict[str, Any]]) -> str:
+    if not figures:
+        return "not run"
+    if all(figure["worse"] is None for figure in figures):
+        return "no rival"
+    return "worse" if any(figure["worse"] for figure in figures) else "no worse"
+
+
+def _within(own: dict[str, Any] | None, budgets: dict[str, float | None]) -> bool | None:
+    if own is None or None in budgets.values():
+        return None
+    worst = {tensor: own[tensor]["worst_row"] for tensor in budgets}
+    return all(error is not None and error <= budgets[tensor] for tensor, error in worst.items())
 
 
 def sum_hostile(rows: Iterable[dict[str, Any]]) -> dict[str, int] | None:

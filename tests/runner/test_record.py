@@ -49,7 +49,7 @@ def test_record_says_what_was_measured(bench):
     (lambda text: text[: len(text) // 2], "corrupt record: not JSON"),
     (lambda text: "", "corrupt record: not JSON"),
     (lambda text: "[]", "corrupt record: a list, accepted: an object"),
-    (lambda text: text.replace('"kind": "bench"', '"kind": "guess"'), "corrupt record: kind: Input should be 'bench' or 'check'"),
+    (lambda text: text.replace('"kind": "bench"', '"kind": "guess"'), "corrupt record: kind: Input should be 'bench', 'check' or 'precision'"),
     (lambda text: text.replace('"schema": 1', '"schema": 2'), "corrupt record: schema: Input should be 1"),
     (lambda text: text.replace('"control"', '"kontrol"'), "corrupt record: cells.0: .*no times of 'control'"),
     (lambda text: text.replace('"code_hash"', '"hash"'), "corrupt record: code_hash: Field required"),
