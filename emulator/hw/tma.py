@@ -109,8 +109,9 @@ def box(tmap: TensorMap, coords, shared_address: int) -> Box:
 
 
 def _unit(tmap: TensorMap, c0: int) -> int:
-    """Largest power of two up to 16 such that no piece straddles an edge of dimension 0."""
-    edges = tmap.box[0] * tmap.esize
+    """Largest power of two up to 16 such that no piece straddles an edge of dimension 0 and pieces are aligned in global
+    memory (addresses and strides of a map are multiples of 16, the inner coordinate is not)."""
+    edges = tmap.box[0] * tmap.esize | abs(c0) * tmap.esize
     low, high = -c0, tmap.dims[0] - c0
     for edge in (low, high):
         if 0 < edge < tmap.box[0]:

@@ -158,3 +158,10 @@ def test_decoded_map_gives_the_same_box():
         address=t.address, dtype=t.dtype, dims=t.dims, strides=t.strides, box=t.box, swizzle=t.swizzle
     )
     assert expand(tma.box(tensormap.decode(raw), (3, 1, 0), 512), 2) == naive(t, (3, 1, 0), 512)
+
+
+def test_pieces_are_aligned_where_the_inner_coordinate_is_odd():
+    t = tensormap.decode(tensormap.encode(address=1 << 20, dtype="u16", dims=(64, 8), strides=(128,), box=(16, 4), swizzle="32B"))
+    for c0 in (3, -5, 2, 8):
+        b = tma.box(t, (c0, 1), 2048)
+        assert (b.global_ % b.unit == 0).all() and b.unit == min(16, 2 * (c0 & -c0))
