@@ -65,7 +65,7 @@ def to_f16(x, mode="rn"):
 
 
 def to_tf32(x, mode="rna"):
-    """f32 array to tf32 in a 32-bit container, low 13 bits zero (cvt.{rna,rn,rz}.tf32.f32)."""
+    """f32 array to tf32 in a 32-bit container, low 13 bits zero but in NaN (cvt.{rna,rn,rz}.tf32.f32)."""
     u = np.ascontiguousarray(x, F32).view(U32)
     if mode == "rna":
         r = u + U32(0x1000)
@@ -74,7 +74,7 @@ def to_tf32(x, mode="rna"):
     else:
         r = u
     special = (u & U32(0x7F800000)) == U32(0x7F800000)
-    return np.where(special, u, r) & U32(0xFFFFE000)
+    return np.where(np.isnan(x), F32_NAN, np.where(special, u, r) & U32(0xFFFFE000))
 
 
 def flush(x):
