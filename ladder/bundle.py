@@ -143,12 +143,12 @@ def _copy_code(dest: Path) -> None:
 
 
 def _compile_units(dest: Path, arch: str, numbers: Iterable[int], progress: Callable[[str], None]) -> None:
-    """Every unit of these rungs for `arch`, compiled by as many processes as there are cores, in one archive."""
-    from ladder import loader
+    """What these rungs load on a GPU of `arch`, compiled by as many processes as there are cores, in one archive."""
+    from ladder import needed
 
     ladder = manifest.load(ROOT)
     rungs = [rung for rung in map(ladder.rung, tuple(numbers) or ladder.rungs) if arch in rung.archs]
-    units = [template(arch) for rung in rungs for template in loader.load(ladder.folder(rung)).units]
+    units = [unit for rung in rungs for unit in needed.units(ladder, rung, arch)]
     folders = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("forkserver")) as pool:
         jobs = {pool.submit(cute.compile_unit, unit): unit for unit in units}

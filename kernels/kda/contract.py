@@ -88,7 +88,8 @@ class Stage:
     run: Callable[[Problem, dict[str, Any]], dict[str, Any]]
 
 
-def _shapes(B: int, T: int, H: int, HV: int, K: int, V: int) -> dict[str, tuple[int, ...]]:
+def shapes(B: int, T: int, H: int, HV: int, K: int, V: int) -> dict[str, tuple[int, ...]]:
+    """What each tensor of the call has to look like."""
     return {
         "q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, HV, V), "g": (B, T, HV, K), "beta": (B, T, HV),
         "initial_state": (B, HV, K, V), "A_log": (HV,), "dt_bias": (HV * K,),
@@ -111,7 +112,7 @@ def bind(tensors: Mapping[str, torch.Tensor | None], *, scale: float | None, out
                             "every dimension at least 1")  # fmt: skip
     if HV % H:
         raise ContractError(f"v: given HV = {HV} value heads for H = {H}, accepted: a multiple of H")
-    for name, shape in _shapes(B, T, H, HV, K, V).items():
+    for name, shape in shapes(B, T, H, HV, K, V).items():
         if name not in given:
             continue
         t = given[name]

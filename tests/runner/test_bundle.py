@@ -13,7 +13,7 @@ import torch
 
 from _common import cute
 from kernels.kda import rivals
-from ladder import bundle, manifest, record, warm
+from ladder import bundle, manifest, needed, record, warm
 
 
 @pytest.fixture
@@ -110,3 +110,21 @@ def test_warm_covers_every_gpu_case_under_both_gates():
         {(name, regime) for name, case in ladder.cases.items() if case.gpu for regime in ("strong", "init")}
     assert all({c.form for c in group} == {"prod", "pre"} and len({(c.case, c.regime) for c in group}) == 1 for group in groups)
     assert not torch.cuda.is_initialized()
+
+
+def test_the_units_needed_are_those_of_every_call_on_a_gpu():
+    """Among them what no case of the ladder has: sizes and mixes of dtypes of the hostile inputs."""
+    ladder = manifest.load()
+    found = [dict(unit.params) for unit in needed.units(ladder, ladder.rung(6), "sm_90a")]
+    wanted = [
+        {"K": 128, "V": 128, "dtype": "bfloat16", "gate": "safe", "has_h0": False},  # bench, prod
+        {"K": 128, "V": 128, "dtype": "float16", "gate": "log", "has_h0": True},
+        {"K": 128, "V": 256, "dtype": "bfloat16", "gate": "log", "has_h0": False},  # train
+        {"K": 64, "V": 192, "has_h0": True},  # hostile: sizes
+        {"dtype": "float16", "g_dtype": "float32", "beta_dtype": "float16", "gate": "log"},  # hostile: dtypes
+        {"K": 64, "V": 128, "has_h0": False, "gate": "log"},  # hostile: splits, first part
+        {"gate": "softplus", "bounded": False},
+    ]
+    for params in wanted:
+        assert any(params.items() <= unit.items() for unit in found), params
+    assert len({tuple(sorted(unit.items(), key=str)) for unit in found}) == len(found)
