@@ -269,7 +269,7 @@ def _check_table(checks: list[dict], now: datetime) -> Table:
 
 def _footer(console: Console, table: list[dict], others: list[dict], problems: list[str]) -> None:
     if any(r["rivals"] and not all(r["rival_clocks"].get(n) == r["clock"] for n in r["rivals"]) for r in table):
-        console.print("* by another clock than the rung's (that rival cannot be captured in a CUDA graph)")
+        console.print("* by another clock than the rung's: a rival that cannot be captured in a CUDA graph, or scaled from a table (ladder/noted.py)")
     absent = dict.fromkeys(f"{name}: {reason}" for r in table for name, reason in r["absent"].items())
     for line in absent:
         console.print(f"absent rival {escape(line)}", style="dim")

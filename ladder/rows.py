@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from ladder import stats
+from ladder import noted, stats
 
 MEASURES = tuple((tensor, measure) for tensor in ("o", "final_state") for measure in ("worst_row", "l2"))
 JUDGED_BY = ("fla", "cudnn")  # whose errors ours must not exceed: the rivals of these names and of variants of them
@@ -17,7 +17,7 @@ def bench_rows(record: dict[str, Any], stale: str | None = None) -> list[dict[st
 
     ratio_to_parent is time over the parent's time (below 1 is faster), interval its bootstrap 95% interval, noise the
     factor that the A/A control shows; rivals in milliseconds by the rung's clock where they have one, all clocks in
-    rival_clocks.
+    rival_clocks ("noted": scaled from a table, ladder.noted).
     """
     results, _ = stats.judge(record["cells"])
     return [_row(record, cell, result, stale) for cell, result in zip(record["cells"], results)]
@@ -27,6 +27,7 @@ def _row(record: dict[str, Any], cell: dict[str, Any], result: stats.CellResult,
     median = {name: statistics.median(times) for name, times in cell["samples_ms"].items()}
     impostors = _impostors(cell)
     rivals = {name: ms for name, ms in median.items() if name not in ("rung", "parent", "control") and name not in impostors}
+    scaled = noted.rivals(record, cell)
     return {
         "rung": record["number"], "name": record["rung"], "case": cell["case"], "regime": cell["regime"],
         "form": cell["form"], "arch": record["device"].get("arch"), "device": record["device"].get("name"),
@@ -34,8 +35,8 @@ def _row(record: dict[str, Any], cell: dict[str, Any], result: stats.CellResult,
         "times_floor": median["rung"] / cell["floor_ms"], "ratio_to_parent": result.rung.ratio,
         "interval": [result.rung.low, result.rung.high], "control": result.control.ratio,
         "control_interval": [result.control.low, result.control.high], "noise": result.noise,
-        "verdict": result.verdict, "stale": bool(stale), "stale_reason": stale, "rivals": rivals,
-        "rival_clocks": {name: cell["clocks"][name] for name in rivals}, "absent": cell.get("absent", {}) | impostors,
+        "verdict": result.verdict, "stale": bool(stale), "stale_reason": stale, "rivals": rivals | scaled,
+        "rival_clocks": {name: cell["clocks"][name] for name in rivals} | dict.fromkeys(scaled, noted.CLOCK), "absent": cell.get("absent", {}) | impostors,
         "date": record["date"],
     }  # fmt: skip
 

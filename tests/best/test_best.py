@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from kernels.kda.contract import Problem
-from ladder import best, report, report_terminal
+from ladder import best, noted, report, report_terminal
 
 PROJECT = Path(__file__).resolve().parents[2]
 STATES = {"statuses": ["current", "won", "falsified", "won", "draft", "won"], "stale": {4}, "failing": {6}}
@@ -38,17 +38,42 @@ def test_the_best_is_the_fastest_current_rung_that_counts(made):
     for c in timed:
         row = table[2, c["case"], c["regime"], c["form"]]
         assert c["median_ms"] == row["median_ms"] == statistics.median(samples(records, 2, c)["rung"])
-        assert c["best_rival_ms"] == min(statistics.median(t) for n, t in samples(records, 2, c).items() if n in row["rivals"])
+        assert c["best_rival_ms"] == min(rivals_by_hand(records, 2, c).values()) == row["rivals"][c["best_rival"]]
         assert c["speedup"] == c["best_rival_ms"] / c["median_ms"] and c["why"] is None
     untimed = next(c for c in standing["cells"] if (c["case"], c["regime"]) == ("h64", "init"))
     assert untimed["rung"] is untimed["median_ms"] is untimed["speedup"] is None and untimed["why"] == "never timed"
     assert json.loads(json.dumps(standing)) == standing
 
 
-def samples(records, number, cell):
+def samples(records, number, cell, kind="samples_ms"):
     (record,) = (r for r in records if r["kind"] == "bench" and r["number"] == number)
     key = [cell[k] for k in ("case", "regime", "form")]
-    return next(c["samples_ms"] for c in record["cells"] if [c[k] for k in ("case", "regime", "form")] == key)
+    return next(c[kind] for c in record["cells"] if [c[k] for k in ("case", "regime", "form")] == key)
+
+
+def rivals_by_hand(records, number, cell):
+    """Median of every rival of a run, and the two that are scaled from the table by fla's eager time (prod only)."""
+    times = {n: statistics.median(t) for n, t in samples(records, number, cell).items() if n not in ("rung", "parent", "control")}
+    row = noted.MS.get((cell["case"], cell["regime"]))
+    if cell["form"] == "prod" and row:
+        ratio = statistics.median(samples(records, number, cell, "eager_ms")["fla-safe"]) / row[0]
+        times |= {"FlashKDA": row[1] * ratio, "cuLA": row[2] * ratio}
+    return times
+
+
+def test_rivals_of_the_table_are_scaled_by_flas_eager_time(made):
+    ladder, _, records, stale = made(statuses=["current"])
+    (record,) = (r for r in records if r["kind"] == "bench")
+    cells = {(c["case"], c["regime"], c["form"]): c for c in record["cells"]}
+    cell = cells["h96", "slow", "prod"] | {"eager_ms": {"fla-safe": [5.0, 5.396, 99.0], "fla": [1.0]}}
+    assert noted.rivals(record, cell) == pytest.approx({"FlashKDA": 3.052, "cuLA": 3.606})
+    row = next(r for r in report.rows([record | {"cells": [cell]}], ladder, stale))
+    assert (row["rivals"]["FlashKDA"], row["rival_clocks"]["FlashKDA"]) == (pytest.approx(3.052), "noted")
+    assert row["rivals"]["fla"] == statistics.median(cell["samples_ms"]["fla"])
+    for other in (("h96", "slow", "pre"), ("h96", "mixed", "prod"), ("train", "slow", "prod")):
+        assert noted.rivals(record, cells[other]) == {}
+    assert noted.rivals(record | {"device": {"name": "NVIDIA H100"}}, cell) == {}
+    assert noted.rivals(record, cell | {"eager_ms": {"fla": [1.0]}}) == noted.rivals(record, cell | {"eager_ms": {}}) == {}
 
 
 def test_where_nothing_is_current_it_says_so(made):
@@ -75,9 +100,9 @@ def test_the_means_are_over_the_twelve_cells_and_the_six(made):
     by_hand = {}
     for case in ("t2048_h12", "t8192_h24", "h64", "h96", "b8_h16_t4096", "t32768_h32"):
         for regime in ("strong", "slow"):
-            times = samples(records, 2, {"case": case, "regime": regime, "form": "prod"})
-            rival = min(statistics.median(t) for n, t in times.items() if n not in ("rung", "parent", "control"))
-            by_hand[case, regime] = rival / statistics.median(times["rung"])
+            cell = {"case": case, "regime": regime, "form": "prod"}
+            ours = statistics.median(samples(records, 2, cell)["rung"])
+            by_hand[case, regime] = min(rivals_by_hand(records, 2, cell).values()) / ours
     both, slow = standing["means"]
     assert (both["cells"], both["of"], slow["cells"], slow["of"]) == (12, 12, 6, 6)
     assert both["speedup"] == pytest.approx(math.prod(by_hand.values()) ** (1 / 12))

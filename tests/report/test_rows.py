@@ -57,10 +57,10 @@ def test_figures_come_from_the_samples(two):
     row = next(
         r
         for r in report.rows(records, ladder, stale)
-        if (r["rung"], r["case"], r["regime"], r["form"]) == (2, "h96", "slow", "prod")
+        if (r["rung"], r["case"], r["regime"], r["form"]) == (2, "h96", "slow", "pre")
     )
     cell = next(
-        c for c in bench_of(records, 2)["cells"] if (c["case"], c["regime"], c["form"]) == ("h96", "slow", "prod")
+        c for c in bench_of(records, 2)["cells"] if (c["case"], c["regime"], c["form"]) == ("h96", "slow", "pre")
     )
     ours, parent = cell["samples_ms"]["rung"], cell["samples_ms"]["parent"]
     assert row["median_ms"] == statistics.median(ours)
