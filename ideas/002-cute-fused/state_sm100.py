@@ -45,8 +45,8 @@ a thread then holds two rows (8 apart) and pairs of neighbouring columns, the sh
     loaded     1 + bytes    warp 0's elected lane, TMA         all 128          1
     multiplied 1            tcgen05.commit                     all 128          2
 
-    CTA barrier, per chunk: h stored; v' stored; o stored (also: every load of this chunk's u, G and accumulators
-    is done); o copied out of shared memory.
+    CTA barrier, per chunk: h stored (also: o of the chunk before copied out of shared memory); v' stored; o stored
+    (also: every load of this chunk's u, G and accumulators is done).
 """
 
 from enum import IntEnum
@@ -219,9 +219,9 @@ class StateKernel:
             with cute.arch.elect_one():
                 cute.arch.mbarrier_init(loaded, 1)
                 cute.arch.mbarrier_init(multiplied, 1)
-            cute.arch.mbarrier_init_fence()
             cute.arch.alloc_tmem(columns, mem.tmem)
             cute.arch.relinquish_tmem_alloc_permit()
+        # TMA and commits, too, use an mbarrier through the generic proxy (PTX ISA): this hands it to all
         cute.arch.sync_threads()
         tmem = cute.arch.retrieve_tmem_ptr(F32, 16, mem.tmem)
 
@@ -355,7 +355,7 @@ class StateKernel:
                     cute.copy(tma_o, o_s[None, 0], o_g[None, c])
                     cute.arch.cp_async_bulk_commit_group()
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
-            cute.arch.sync_threads()
+            # No barrier here: s_o is next written after the next chunk's first, which warp 0 reaches past this wait.
 
         if cutlass.const_expr(self.write_ht):
             for i in cutlass.range(cute.size(r_h), unroll_full=True):

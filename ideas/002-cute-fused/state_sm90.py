@@ -184,7 +184,7 @@ class KdaState:
         if warp_id == 0:
             with cute.arch.elect_one():
                 cute.arch.mbarrier_init(full, 1)
-            cute.arch.mbarrier_init_fence()
+        # TMA, too, uses an mbarrier through the generic proxy (PTX ISA, cp.async.bulk.tensor): this hands it to all
         cute.arch.sync_threads()
 
         # -- the tiles of this CTA, one column a chunk -------------------------------------------------------------
@@ -254,13 +254,12 @@ class KdaState:
 
             # -- steps 1 and 2: v' = u - w h ---------------------------------------------------------------------------
             r_hb.store(r_h.load().to(io))
-            self.gemm(mma_token, r_wh, self.as_a(r_hb), b_w, zero=True)
+            self.multiply((mma_token, r_wh, r_hb, b_w, True))
             cute.copy(copy_u, c_u, copy_u.retile(r_u))
             r_v.store((r_u.load().to(Float32) - r_wh.load()).to(io))
 
             # -- steps 3 and 4: o = scale qg h + Aqk v' ----------------------------------------------------------------
-            self.gemm(mma_token, r_oh, self.as_a(r_hb), b_qg, zero=True)
-            self.gemm(mma_token, r_oi, self.as_a(r_v), b_aqk, zero=True)
+            self.multiply((mma_token, r_oh, r_hb, b_qg, True), (mma_token, r_oi, r_v, b_aqk, True))
             r_o.store((scale * r_oh.load() + r_oi.load()).to(io))
 
             # -- step 5: h = 2^G h + kg^T v' ---------------------------------------------------------------------------
@@ -269,7 +268,7 @@ class KdaState:
                 for j in cutlass.range_constexpr(2):
                     for r in cutlass.range_constexpr(2):
                         r_h[(j, r, n), 0, 0] = r_h[(j, r, n), 0, 0] * r_decay[j, n]
-            self.gemm(mma_state, r_h, self.as_a(r_v), b_kg, zero=False)
+            self.multiply((mma_state, r_h, r_v, b_kg, False))
 
             # -- store: generic writes of o become visible to the TMA engine, then one warp sends the tile -----------
             cute.copy(copy_o, copy_o.retile(r_o), c_o)
@@ -287,20 +286,18 @@ class KdaState:
                 ht[b, hv, coord[i][1], v_id * V_TILE + coord[i][0]] = r_h[i]
 
     @staticmethod
-    def as_a(r: cute.Tensor) -> cute.Tensor:
-        """The registers of an accumulator-shaped io tensor ((2,2,N/8),1,1) as an A fragment ((2,2,2),1,N/16)."""
-        n = cute.size(r) // 8
-        return cute.make_tensor(r.iterator, cute.make_layout(((2, 2, 2), 1, n), stride=((1, 2, 4), 0, 8)))
-
-    @staticmethod
-    def gemm(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, zero: bool) -> None:
-        """acc = (0 if zero else acc) + a b, finished on return."""
-        atom = cute.make_mma_atom(mma.op)
-        atom.set(warpgroup.Field.ACCUMULATE, not zero)
+    def multiply(*products: tuple) -> None:
+        """acc = (0 if zero else acc) + a b for each (mma, acc, a, b, zero), as one wgmma group, finished on return.
+        `a`: an accumulator-shaped io tensor ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
         warpgroup.fence()
-        for k in range(cute.size(a, mode=[2])):
-            cute.gemm(atom, acc, a[None, None, k], b[None, None, k], acc)
-            atom.set(warpgroup.Field.ACCUMULATE, True)
+        for mma, acc, a, b, zero in products:
+            n = cute.size(a) // 8
+            a = cute.make_tensor(a.iterator, cute.make_layout(((2, 2, 2), 1, n), stride=((1, 2, 4), 0, 8)))
+            atom = cute.make_mma_atom(mma.op)
+            atom.set(warpgroup.Field.ACCUMULATE, not zero)
+            for k in range(n):
+                cute.gemm(atom, acc, a[None, None, k], b[None, None, k], acc)
+                atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
         warpgroup.wait_group(0)
 

@@ -23,9 +23,8 @@ everything that has two, and phase c / 2 of its barriers; of single-stage barrie
 
     mbarrier    stages   count       arrives                     waits        says
     MMA_FULL    2        1 + bytes   TMA                         MMA          w, qg, kg, Aqk of chunk c are in stage s
-    MMA_EMPTY   2        1           commit after OI             TMA          their last product is done
+    MMA_EMPTY   2        1           commit after OI             TMA          their last product is done; u, G are read
     REC_FULL    2        1 + bytes   TMA                         RECURRENCE   u, G of chunk c are in stage s
-    REC_EMPTY   2        128         RECURRENCE                  TMA          they are in registers
     H_FULL      2        128         RECURRENCE                  MMA          h before chunk c is in stage s
     VD_FULL     1        128         RECURRENCE                  MMA          v' as A operand of DH^T
     VO_FULL     1        128         RECURRENCE                  MMA          v' as B operand of OI
@@ -34,10 +33,11 @@ everything that has two, and phase c / 2 of its barriers; of single-stage barrie
     O_FULL      2        1           commit after OI             EPILOGUE     OH and OI are, in stage s
     O_EMPTY     2        128         EPILOGUE                    MMA          they are in registers
 
-h, v', WH and DH have no EMPTY barrier: the other direction is implied. A commit tracks every product issued before
-it, so WH_FULL of chunk c also says that OI of c-1 is done with v', and DH_FULL that WH and OH are done with h; and the
-recurrence arrives on H_FULL and VD_FULL only after it has read the accumulators which the products behind them will
-overwrite. Each of 128 threads fences its own stores and arrives for itself, so no barrier among them is needed either.
+h, v', u, G, WH and DH have no EMPTY barrier: the other direction is implied. A commit tracks every product issued
+before it, so WH_FULL of chunk c also says that OI of c-1 is done with v', and DH_FULL that WH and OH are done with h;
+and the recurrence arrives on H_FULL and VD_FULL only after it has read the accumulators which the products behind them
+will overwrite, and on VO_FULL after it has read u and G: OI and its MMA_EMPTY come later. Each of 128 threads fences
+its own stores and arrives for itself, so no barrier among them is needed either.
 In the end the TMA warp waits for the last MMA_EMPTY: a commit must not arrive in shared memory that the CTA has left.
 
 v' is stored twice, as each product's operand, DH's first: the second store and its fence come after VD_FULL, off the
@@ -88,18 +88,17 @@ class Bar(IntEnum):
     MMA_FULL = 0
     MMA_EMPTY = 2
     REC_FULL = 4
-    REC_EMPTY = 6
-    H_FULL = 8
-    O_FULL = 10
-    O_EMPTY = 12
-    VD_FULL = 14
-    VO_FULL = 15
-    WH_FULL = 16
-    DH_FULL = 17
+    H_FULL = 6
+    O_FULL = 8
+    O_EMPTY = 10
+    VD_FULL = 12
+    VO_FULL = 13
+    WH_FULL = 14
+    DH_FULL = 15
 
 
-BARRIERS = 18
-PER_THREAD = (Bar.REC_EMPTY, Bar.H_FULL, Bar.O_EMPTY, Bar.VD_FULL, Bar.VO_FULL)  # count 128; of the others, 1
+BARRIERS = 16
+PER_THREAD = (Bar.H_FULL, Bar.O_EMPTY, Bar.VD_FULL, Bar.VO_FULL)  # count 128; of the others, 1
 SINGLE = (Bar.VD_FULL, Bar.VO_FULL, Bar.WH_FULL, Bar.DH_FULL)
 EPILOGUE_BARRIER = 1  # named barrier; 0 is sync_threads
 
@@ -275,9 +274,9 @@ class StateKernel:
                 for bar in Bar:
                     for stage in range(1 if bar in SINGLE else STAGES):
                         cute.arch.mbarrier_init(bars + bar + stage, GROUP if bar in PER_THREAD else 1)
-            cute.arch.mbarrier_init_fence()
             cute.arch.alloc_tmem(TMEM_COLUMNS, mem.tmem)
             cute.arch.relinquish_tmem_alloc_permit()
+        # TMA and commits, too, use an mbarrier through the generic proxy (PTX ISA): this hands it to all
         cute.arch.sync_threads()
         tmem = cute.arch.retrieve_tmem_ptr(F32, 16, mem.tmem)
 
@@ -347,7 +346,6 @@ class StateKernel:
             cute.copy(tma.aqk[0], aqk_g[None, c], aqk_s[None, stage], tma_bar_ptr=full)
 
             full = bars + Bar.REC_FULL + stage
-            cute.arch.mbarrier_wait(bars + Bar.REC_EMPTY + stage, phase ^ 1)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full, stage_bytes(s.u, s.g))
             cute.copy(tma.u[0], u_g[None, c], u_s[None, stage], tma_bar_ptr=full)
@@ -440,7 +438,6 @@ class StateKernel:
                 # a packed product is not contracted with the sum below, which would take the exponentials with it
                 factors = cute.math.exp2(g[i], fastmath=True), cute.math.exp2(g[i + 1], fastmath=True)
                 r_h[i], r_h[i + 1] = cute.arch.mul_packed_f32x2((r_h[i], r_h[i + 1]), factors)
-            cute.arch.mbarrier_arrive(bars + Bar.REC_EMPTY + stage)
 
             cute.arch.mbarrier_wait(bars + Bar.WH_FULL, c % 2)
             cute.copy(read_wh, wh_src, r_wh)

@@ -297,7 +297,7 @@ class KdaState:
             with cute.arch.elect_one():
                 self.init_ring(bars, IN_BARRIERS, self.stages, counts)
                 self.init_ring(bars, U_BARRIERS, self.u_stages, counts)
-            cute.arch.mbarrier_init_fence()
+        # TMA, too, uses an mbarrier through the generic proxy (PTX ISA, cp.async.bulk.tensor): this hands it to all
         cute.arch.sync_threads()
 
     def init_ring(self, bars, names, stages: int, counts):
@@ -447,9 +447,11 @@ class KdaState:
     @cute.jit
     def chunk(self, x, stage: Int32, phase: Int32, u_stage: Int32, prev: Int32, first: cutlass.Constexpr):
         """One chunk, but for the output, which the next call writes (`prev`: slot of the chunk before)."""
+        warpgroup.fence()
         self.issue(x.mma_token, x.r_v, x.r_hb, x.b_w, stage, zero=False)  # -v' = WH - u
         if cutlass.const_expr(not first):
             x.r_ob.store(x.r_o.load().to(self.io))
+            warpgroup.fence()  # OH overwrites what was read; its h is behind WH's fence
         self.issue(x.mma_token, x.r_o, x.r_hb, x.b_qg, stage, zero=True)  # OH
         if cutlass.const_expr(not first):
             self.write_output(x, prev)
@@ -458,6 +460,7 @@ class KdaState:
         x.r_vb.store(x.r_v.load().to(self.io))
         self.negate(x.r_vb)
         cute.arch.mbarrier_wait(x.bars.full_ka + stage, phase)
+        warpgroup.fence()
         self.issue(x.mma_state, x.r_h, x.r_vb, x.b_kg, stage, zero=False)  # DH
         warpgroup.wait_group(1)  # OH
         self.release(x.bars.empty_wq + stage)
@@ -467,6 +470,7 @@ class KdaState:
         u_stage, _ = self.advance(u_stage, phase, self.u_stages)
         cute.arch.mbarrier_wait(x.bars.full + stage, phase)
         self.fetch(x, u_stage)
+        warpgroup.fence()
         self.issue(x.mma_token, x.r_o, x.r_vb, x.b_aqk, current, zero=False)  # OI
         self.widen_u(x)
         warpgroup.wait_group(1)  # DH
@@ -534,19 +538,17 @@ class KdaState:
 
     @cute.jit
     def release(self, barrier: cute.Pointer):
-        """One arrival for the whole warp."""
-        cute.arch.sync_warp()
+        """One arrival for the whole warp, which the wgmma.wait_group.sync before it has brought together."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(barrier)
 
     def issue(self, mma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, stage: Int32, zero: bool) -> None:
-        """Start acc = (0 if zero else acc) + a b as one wgmma group. `a`: an accumulator-shaped io tensor
-        ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
+        """Start acc = (0 if zero else acc) + a b as one wgmma group, behind a fence for the registers of both. `a`: an
+        accumulator-shaped io tensor ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
         n = cute.size(a) // 8
         a = cute.make_tensor(a.iterator, cute.make_layout(((2, 2, 2), 1, n), stride=((1, 2, 4), 0, 8)))
         atom = cute.make_mma_atom(mma.op)
         atom.set(warpgroup.Field.ACCUMULATE, not zero)
-        warpgroup.fence()
         for k in range(n):
             cute.gemm(atom, acc, a[None, None, k], b[None, None, k, stage], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)

@@ -37,8 +37,8 @@ def wrong_byte_count(ptx):
 def aliased_barriers(ptx):
     """Two neighbouring barriers in one place, as when an array is declared half as long as it is: VD_FULL, VO_FULL."""
     offsets = re.findall(r"mbarrier\.init\.shared\.b64\s+\[%r\d+\+(\d+)\]", ptx)
-    assert len(offsets) == 18
-    first, second = offsets[14], offsets[15]  # their indices in the kernel's Bar
+    assert len(offsets) == 16
+    first, second = offsets[12], offsets[13]  # their indices in the kernel's Bar
     return re.sub(rf"\b{second}\b", first, ptx)
 
 
