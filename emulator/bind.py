@@ -199,11 +199,11 @@ class Operands:
             raise unsupported(ins, f"{op.name} is .{op.type}, the instruction wants .{kind}")
         if isinstance(op, ptx.Not):
             raise unsupported(ins, "negated predicate operands are not modelled here")
-        return (
-            np.broadcast_to(self.constant(ins, op, kind, dtype), (self.lanes,))
-            if not isinstance(op, ptx.Special)
-            else self.special(ins, op.name).astype(dtype)
-        )
+        if not isinstance(op, ptx.Special):
+            return np.broadcast_to(self.constant(ins, op, kind, dtype), (self.lanes,))
+        if dtype.itemsize != 4:
+            raise unsupported(ins, f"{op.name} is .u32, the instruction wants .{kind}")
+        return self.special(ins, op.name).view(dtype)  # some change from batch to batch
 
     def constant(self, ins, op, kind, dtype):
         """Value of an immediate or the address of a symbol, as a scalar of dtype."""

@@ -83,105 +83,104 @@ class Fragment:
         return Fragment(self.machine, self._lanes[mask], self.pc, self.crew)
 
 
-class Machine(binding.Operands):
-    """One launch of one kernel. Built once, its instruction callables serve every batch of CTAs."""
+def threads(block):
+    """Threads of a CTA."""
+    return block[0] * block[1] * block[2]
 
-    def __init__(
-        self,
-        module,
-        kernel,
-        grid,
-        block,
-        smem,
-        params,
-        memory: GlobalMemory,
-        arch,
-        seed=None,
-        watch=None,
-        cluster=(1, 1, 1),
-    ):
-        self.module, self.kernel, self.memory, self.arch, self.watch = module, kernel, memory, arch, watch
-        self.grid, self.block, self.cluster = grid, block, cluster
-        self.rng = None if seed is None else random.Random(seed)
-        self.seed = seed
-        self.params = Buffer(
-            np.frombuffer(bytes(params).ljust(-(-len(params) // 16) * 16 + 16, b"\0"), np.uint8),
-            0,
-            0,
-            len(params),
-            "parameters",
-            writable=False,
-        )
-        threads = block[0] * block[1] * block[2]
-        self.threads, self.warps_per_cta = threads, -(-threads // 32)
+
+def shared_layout(module, kernel):
+    """({variable: offset}, offset of the dynamic part): static variables first, then the dynamic part, which all extern
+    arrays share (manual, "Shared State Space")."""
+    offset, offsets, align = 0, {}, 16
+    variables = [v for v in (*module.variables.values(), *kernel.variables.values()) if v.space == "shared"]
+    for v in variables:
+        if v.size:
+            offset = -(-offset // v.align) * v.align
+            offsets[v.name] = offset
+            offset += v.size
+        else:
+            align = max(align, v.align)
+    offset = -(-offset // align) * align
+    return offsets | {v.name: offset for v in variables if not v.size}, offset
+
+
+def cta_bytes(module, kernel, block, smem):
+    """Host memory that the registers, local and shared memory of a CTA take."""
+    lanes = 32 * -(-threads(block) // 32)
+    registers = sum(binding.BYTES.get(t, 16) for _, t in kernel.registers)
+    return lanes * (registers + kernel.local_size) + shared_layout(module, kernel)[1] + smem
+
+
+def batch_size(module, kernel, block, smem, ctas, cluster=(1, 1, 1)):
+    """How many of the launch's CTAs run together: a power of two where that is possible, so that few sizes are bound."""
+    lanes = 32 * -(-threads(block) // 32)
+    most = max(1, min(LANE_BUDGET // lanes, BYTE_BUDGET // max(cta_bytes(module, kernel, block, smem), 1)))
+    n, size = min(most, 1 << (ctas - 1).bit_length()), threads(cluster)
+    return max(size, n // size * size)
+
+
+class Machine(binding.Operands):
+    """A kernel bound for a block shape and a number of CTAs at a time (`batch`). Its instruction callables are made when
+    first reached, and serve every launch and every batch of CTAs after that; `begin` says what is launched."""
+
+    def __init__(self, module, kernel, block, smem, batch, arch, cluster=(1, 1, 1)):
+        self.module, self.kernel, self.arch = module, kernel, arch
+        self.block, self.cluster, self.batch = block, cluster, batch
+        self.threads = threads(block)
+        self.warps_per_cta = -(-self.threads // 32)
         self.lanes_per_cta = 32 * self.warps_per_cta
         self.dynamic_smem = smem
-        self._layout_shared(smem)
-        self.ctas = grid[0] * grid[1] * grid[2]
-        self.batch = self._batch_size()
+        self.shared_offsets, self.dynamic_offset = shared_layout(module, kernel)
+        self.shared_size = self.dynamic_offset + smem
         self.lanes = self.batch * self.lanes_per_cta
         self.regs = [None] * len(kernel.registers)
         self.code = [None] * len(kernel.code) + [lambda f: EXIT]
-        self.counts = [0] * len(self.code)  # warp instructions executed, per instruction
-        self.step = 0  # instructions that the scheduler has run, whatever their width
-        self.by_warp = None  # warp instructions per instruction and warp of the batch, where a watcher wants them
         self.lane = np.arange(self.lanes)
         self.cta_of_lane = self.lane // self.lanes_per_cta
         self.cta_of_warp = np.arange(self.batch * self.warps_per_cta) // self.warps_per_cta
         self.tid = self.lane % self.lanes_per_cta
-        self.exists = self.tid < threads
+        self.exists = self.tid < self.threads
         self.ctaid = np.zeros((self.lanes, 3), np.uint32)
         self.shared = WindowMemory("shared memory", self.batch, self.shared_size)
         self.local = WindowMemory("local memory", self.lanes, kernel.local_size) if kernel.local_size else None
+        self.bytes = batch * cta_bytes(module, kernel, block, smem)
         self.inflight = InFlight(kernel)
-        self.strict_waits, self.early_uses = True, set()  # see launch.Device
         self.units = {}  # state of asynchronous units, made by their handlers
         self._module_buffers = {}
-        self._special = {}
+        self._special, self._of_grid = {}, []
         if kernel.directives.get("reqntid"):
             want = (kernel.directives["reqntid"] + (1, 1))[:3]
             if want != tuple(block):
                 raise ProtocolError(f"{kernel.name} was compiled for block {want}, launched with {tuple(block)}")
 
-    def _layout_shared(self, dynamic):
-        """Static variables first, then the dynamic part, which all extern arrays share (manual, "Shared State
-        Space")."""
-        offset, self.shared_offsets, align = 0, {}, 16
-        for v in [*self.module.variables.values(), *self.kernel.variables.values()]:
-            if v.space == "shared":
-                if v.size:
-                    offset = -(-offset // v.align) * v.align
-                    self.shared_offsets[v.name] = offset
-                    offset += v.size
-                else:
-                    align = max(align, v.align)
-        offset = -(-offset // align) * align
-        for v in [*self.module.variables.values(), *self.kernel.variables.values()]:
-            if v.space == "shared" and not v.size:
-                self.shared_offsets[v.name] = offset
-        self.dynamic_offset, self.shared_size = offset, offset + dynamic
-
-    def _batch_size(self):
-        per_cta = (
-            self.lanes_per_cta
-            * (sum(binding.BYTES.get(t, 16) for _, t in self.kernel.registers) + self.kernel.local_size)
-            + self.shared_size
-        )
-        n = max(1, min(LANE_BUDGET // self.lanes_per_cta, BYTE_BUDGET // max(per_cta, 1), self.ctas))
-        cluster = self.cluster[0] * self.cluster[1] * self.cluster[2]
-        return max(cluster, n // cluster * cluster)
+    def begin(self, grid, params, memory: GlobalMemory, seed=None, watch=None, strict_waits=True):
+        """Set up one launch: params is the whole block, as bytes; strict_waits as in launch.Device."""
+        self.grid, self.ctas = grid, grid[0] * grid[1] * grid[2]
+        self.memory, self.seed, self.watch = memory, seed, watch
+        self.rng = None if seed is None else random.Random(seed)
+        room = np.frombuffer(bytes(params).ljust(-(-len(params) // 16) * 16 + 16, b"\0"), np.uint8)
+        self.params = Buffer(room, 0, 0, len(params), "parameters", writable=False)
+        self.strict_waits, self.early_uses = strict_waits, set()
+        self.counts = [0] * len(self.code)  # warp instructions executed, per instruction
+        self.step = 0  # instructions that the scheduler has run, whatever their width
+        self.by_warp = None  # warp instructions per instruction and warp of the batch, where a watcher wants them
+        for v, data in self._module_buffers.values():
+            self._initialise(v, data)
+        for a, of, axis in self._of_grid:
+            a[:] = of()[axis]
 
     def module_address(self, v):
-        """Address of a module-scope .global or .const variable, allocated and initialised at first use."""
+        """Address of a module-scope .global or .const variable, allocated at first use, initialised at each launch."""
         if v.name not in self._module_buffers:
             data = np.zeros(v.size + 16, np.uint8)
             skip = -data.ctypes.data % 16
-            data = data[skip : skip + v.size]
-            if v.init:
-                data[:] = np.frombuffer(v.init, np.uint8)
-            self.memory.register(data.ctypes.data, v.size, f"variable {v.name}", v.space == "global", data)
-            self._module_buffers[v.name] = data.ctypes.data
-        return self._module_buffers[v.name]
+            self._module_buffers[v.name] = v, data[skip : skip + v.size]
+            self._initialise(*self._module_buffers[v.name])
+        return self._module_buffers[v.name][1].ctypes.data
+
+    def _initialise(self, v, data):
+        data[:] = np.frombuffer(v.init, np.uint8) if v.init else 0
+        self.memory.register(data.ctypes.data, v.size, f"variable {v.name}", v.space == "global", data)
 
     def special(self, ins, name):
         """Array [lanes] of a special register (manual, "Special Registers")."""
@@ -191,17 +190,18 @@ class Machine(binding.Operands):
         k = "xyzw".find(axis) if axis else None
         t, b = self.tid.astype(np.uint32), self.block
         fixed = {
-            "ntid": self.block,
-            "nctaid": self.grid,
-            "cluster_nctaid": self.cluster,
-            "nclusterid": tuple(g // c for g, c in zip(self.grid, self.cluster)),
+            "ntid": lambda: self.block,
+            "nctaid": lambda: self.grid,
+            "cluster_nctaid": lambda: self.cluster,
+            "nclusterid": lambda: tuple(g // c for g, c in zip(self.grid, self.cluster)),
         }
         if base == "tid":
             a = [t % b[0], t // b[0] % b[1], t // (b[0] * b[1])][k]
         elif base == "ctaid":
             return self.ctaid[:, k]  # changes from batch to batch: a view, not a copy
         elif base in fixed:
-            a = np.full(self.lanes, fixed[base][k])
+            a = np.full(self.lanes, fixed[base]()[k], np.uint32)
+            self._of_grid.append((a, fixed[base], k))
         elif base == "laneid":
             a = self.lane % 32
         elif base == "warpid":
@@ -229,7 +229,7 @@ class Machine(binding.Operands):
             a = np.full(self.lanes, 1 if base == "cluster_nctarank" else 0)
         else:
             raise binding.unsupported(ins, f"special register {name} is not modelled")
-        self._special[name] = a.astype(np.uint32)
+        self._special[name] = a.astype(np.uint32, copy=False)
         return self._special[name]
 
     def complete(self, f):
@@ -255,7 +255,9 @@ class Machine(binding.Operands):
         for a in self.regs:
             if a is not None:
                 _poison(a)
-        self.shared.data.fill(0xFF)  # what nobody wrote reads as NaN
+        for memory in (self.shared, self.local):
+            if memory is not None:
+                memory.data.fill(0xFF)  # what nobody wrote reads as NaN
         self.live = self.exists & (self.cta_of_lane < count)
         self.barrier_count = np.zeros((self.batch, 16), np.int64)
         self.barrier_generation = np.zeros((self.batch, 16), np.int64)

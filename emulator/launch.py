@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections import OrderedDict
 
 import numpy as np
 
 from . import ptx as decoder
-from .engine import Machine
+from .engine import Machine, batch_size, threads
 from .errors import EmulatorError
 from .memory import GlobalMemory
 
@@ -28,12 +29,33 @@ _PACK = {
     ("b", 2): "<H",
     ("b", 1): "<B",
 }
+KEPT_BYTES = 1 << 29  # registers and memories of machines kept for the next launch
 
 
 @functools.lru_cache(maxsize=64)
 def decode(text):
     """Decoded module of a PTX text; the same text is decoded once per process."""
     return decoder.decode(text)
+
+
+_bound = OrderedDict()  # machines by what they were made for, the most recently used last
+
+
+def bound(text, kernel, block, smem, arch, cluster, ctas):
+    """The machine that runs `ctas` CTAs of a kernel of PTX `text`, made once for as long as there is room for it: binding
+    its instructions takes longer than a small launch."""
+    module = decode(text)
+    entry = module.kernels[kernel]
+    batch = batch_size(module, entry, block, smem, ctas, cluster)
+    key = text, kernel, block, smem, batch, arch, cluster
+    machine = _bound.pop(key, None)
+    _bound[key] = machine = machine or Machine(module, entry, block, smem, batch, arch, cluster)
+    room = KEPT_BYTES
+    for other in reversed(list(_bound)):
+        room -= _bound[other].bytes
+        if room < 0 and other != key:
+            del _bound[other]
+    return machine
 
 
 def triple(x):
@@ -101,23 +123,15 @@ class Device:
             raise EmulatorError(f"no kernel {kernel!r} in the module; it has {', '.join(module.kernels) or 'none'}")
         entry, memory = module.kernels[kernel], memory if memory is not None else self.memory
         raw = bytes(params) if isinstance(params, (bytes, bytearray)) else parameter_block(entry, list(params), memory)
-        machine = Machine(
-            module,
-            entry,
-            triple(grid),
-            triple(block),
-            int(smem),
-            raw,
-            memory,
-            self.arch,
-            self.seed,
-            self.watch,
-            triple(cluster),
-        )
-        machine.strict_waits = self.strict_waits
+        grid, block, cluster = triple(grid), triple(block), triple(cluster)
+        machine = bound(text, kernel, block, int(smem), self.arch, cluster, threads(grid))
+        machine.begin(grid, raw, memory, self.seed, self.watch, self.strict_waits)
         if self.watch:
             self.watch.launch(machine)
-        machine.run()
+        try:
+            machine.run()
+        finally:
+            machine.memory = machine.watch = None  # what the launch was given lives no longer than it
         self.stats.append(_statistics(machine))
         return machine
 

@@ -130,7 +130,7 @@ class MemoryWatch(Watch):
             lanes = lambda bad: machine.where(f.where(bad.any(1)))  # noqa: E731
             self._global(machine, kind, address.astype(np.int64), nbytes, machine.cta_of_lane[f.lanes], lanes, f.pc)
 
-    def async_access(self, machine, op, kind, space, cta, address, nbytes):
+    def async_access(self, machine, op, kind, space, cta, address, nbytes, warp=None):
         if space == "global":
             at = np.asarray(address).astype(np.int64).reshape(-1)
             self._global(machine, kind, at, nbytes, cta, lambda bad: op.where, getattr(op, "pc", op.where))

@@ -157,7 +157,7 @@ class _Uses(Watch):
         if ins is not None:
             self.barriers.setdefault(ins.line, set()).add(offset)
 
-    def async_access(self, machine, op, kind, space, cta, address, nbytes):
+    def async_access(self, machine, op, kind, space, cta, address, nbytes, warp=None):
         if space == "shared" and kind == "write":
             self.tiles.add(int(address.min()))
 

@@ -43,6 +43,14 @@ class _Clock:
         self.asy[agent] = max(self.asy[agent], clock)
 
 
+def _meet(clocks):
+    """What is ordered before all of these."""
+    clocks = list(clocks)
+    if len(clocks) == 1:
+        return clocks[0]
+    return _Clock(np.min([c.gen for c in clocks], 0), np.min([c.asy for c in clocks], 0))
+
+
 class _Shadow:
     """Last writer of every granule, and the last read by each agent."""
 
@@ -128,10 +136,12 @@ class Races(Watch):
             self._check(index, cta, cta.shared, "shared", mine, kind, local, clock.gen[local], clock, True, f.pc)
         self.lanes = None
 
-    def async_access(self, machine, op, kind, space, cta, address, nbytes):
+    def async_access(self, machine, op, kind, space, cta, address, nbytes, warp=None):
         if space == "global":
             return
-        agent, number, clock = op.order[cta]
+        agent, number, clocks, clock = op.order
+        if warp is not None:
+            clock = clocks[int(warp)]
         state = self.cta(cta)
         if space == "shared":
             first = np.asarray(address).reshape(-1) // GRANULE
@@ -203,33 +213,29 @@ class Races(Watch):
     # ---- order -----------------------------------------------------------------------------------------------------
 
     def async_issue(self, machine, f, ins, op):
-        """Give the operation its stream, its number there, and the clock of whoever issues it."""
-        op.order, op.pc = {}, f.pc
+        """Give the operation its stream, its number there, and the clocks of the warps that issue it: one, or for wgmma
+        some of one warpgroup. What all of them read must be ordered before each of them."""
         kind = ins.parts[0] if ins.parts[0] != "tcgen05" else "tcgen05." + ins.parts[1]
-        for w in op.warps:
-            index, local = divmod(int(w), machine.warps_per_cta)
-            cta = self.cta(index)
-            clock, number = cta.clocks[local], None
-            if index in op.order:
-                op.order[index][2].join(clock)
-                continue
-            if kind == "cp" and op.mbar is not None:
-                key, name = ("load", op.mbar), f"bulk loads of mbarrier 0x{op.mbar:x}"
-            elif kind == "cp":
-                key, name, number = ("store", local), f"bulk stores of warp {local}", max(op.group) + 1
-            elif kind == "wgmma":
-                key, name, number = ("wgmma", local // 4), f"wgmma of warpgroup {local // 4}", op.group + 1
-            elif kind in ("tcgen05.ld", "tcgen05.st"):
-                key, name = (kind, local), f"{kind} of warp {local}"
-            else:
-                key, name = ("tcgen05",), "tcgen05.mma"
-            agent = cta.stream(key, name)
-            cta.issued[agent] = number or cta.issued.get(agent, 0) + 1
-            own = clock.copy()
-            own.set(agent, cta.issued[agent])
-            op.order[index] = [agent, cta.issued[agent], own]
-            if kind == "cp":
-                cta.latest[agent] = local, op.mbar is None, f.pc
+        index, local = divmod(int(op.warps[0]), machine.warps_per_cta)
+        cta, number = self.cta(index), None
+        if kind == "cp" and op.mbar is not None:
+            key, name = ("load", op.mbar), f"bulk loads of mbarrier 0x{op.mbar:x}"
+        elif kind == "cp":
+            key, name, number = ("store", local), f"bulk stores of warp {local}", max(op.group) + 1
+        elif kind == "wgmma":
+            key, name, number = ("wgmma", local // 4), f"wgmma of warpgroup {local // 4}", op.group + 1
+        elif kind in ("tcgen05.ld", "tcgen05.st"):
+            key, name = (kind, local), f"{kind} of warp {local}"
+        else:
+            key, name = ("tcgen05",), "tcgen05.mma"
+        agent = cta.stream(key, name)
+        cta.issued[agent] = number or cta.issued.get(agent, 0) + 1
+        clocks = {int(w): cta.clocks[int(w) - index * machine.warps_per_cta].copy() for w in op.warps}
+        for clock in clocks.values():
+            clock.set(agent, cta.issued[agent])
+        op.order, op.pc = (agent, cta.issued[agent], clocks, _meet(clocks.values())), f.pc
+        if kind == "cp":
+            cta.latest[agent] = local, op.mbar is None, f.pc
 
     def barrier(self, machine, f, ins, action, ids, counts):
         for (_, cta, local, clock), i in zip(self._warps(f), ids.tolist()):
@@ -260,7 +266,7 @@ class Races(Watch):
                     clock.join(b.done)
         elif event in ("arrive", "complete_tx"):
             if f is None:
-                b.pending.join(machine.performing.order[cta][2])
+                b.pending.join(machine.performing.order[3])
             else:
                 for index, _, local, clock in self._warps(f):
                     if index == cta:

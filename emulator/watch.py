@@ -27,10 +27,10 @@ class Watch:
     def access(self, machine, f, ins, kind, space, address, nbytes):
         """Lanes of f read or write (kind) nbytes at `address` through the generic proxy."""
 
-    def async_access(self, machine, op, kind, space, cta, address, nbytes):
+    def async_access(self, machine, op, kind, space, cta, address, nbytes, warp=None):
         """An asynchronous operation reads or writes pieces of nbytes at `address` (array), in shared, global or
-        tensor memory. `cta` is the batch-local CTA index. Registers of wgmma and tcgen05.ld/st are reported by issue
-        and done alone."""
+        tensor memory. `cta` is the batch-local CTA index; `warp` the only one of op.warps that does. Registers of wgmma
+        and tcgen05.ld/st are reported by issue and done alone."""
 
     def async_issue(self, machine, f, ins, op):
         """f issues the asynchronous operation `op`."""

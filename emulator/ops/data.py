@@ -188,12 +188,11 @@ def _ld_param(m, ins, kind, count):
     if offset < 0 or offset + size * count > m.params.high:
         raise MemoryFault(f"parameter bytes {offset} to {offset + size * count} are outside the {m.params.high} given")
     narrow = np.dtype(f"{'i' if kind[0] == 's' else 'u'}{size}")
-    values = m.params.data[offset : offset + size * count].copy().view(narrow)
     dst = [m.write(ins, o, kind, wide=True) for o in _items(ins.operands[0], count, ins)]
     dst = [d.view(f"u{d.itemsize}") if d.dtype.kind == "f" else d for d in dst]
 
     def run(f):
-        for d, v in zip(dst, values):
+        for d, v in zip(dst, m.params.data[offset : offset + size * count].view(narrow)):
             d[f.sel] = v
 
     return run

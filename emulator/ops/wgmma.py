@@ -1,9 +1,10 @@
 """wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", sm_90a); fragments, descriptors and numerics
 are hw's.
 
-Each of the four warps of a warpgroup computes 16 of the 64 rows, and does so on its own here: registers and shared
-memory are read when the scheduler performs the operation, in order within a warp, and accumulators change only then.
-Until the warps have waited, their accumulator registers keep the old values, so a missing wait_group shows.
+An operation is of the warps of one warpgroup that are at the instruction together: each computes 16 of the 64 rows.
+Registers and shared memory are read when the scheduler performs the operation, in order within a warpgroup, and
+accumulators change only then. Until the warps have waited, their accumulator registers keep the old values, so a
+missing wait_group shows.
 """
 
 import numpy as np
@@ -39,15 +40,26 @@ def _groups(m):
     return m.units["wgmma"]
 
 
+def _warpgroups(m, f):
+    """The parts of f that belong to one warpgroup of one CTA each: [(CTA, warpgroup in it, fragment)]."""
+    cta = m.cta_of_warp[f.warps]
+    group = (f.warps - cta * m.warps_per_cta) // 4
+    key = cta * m.warps_per_cta + group
+    if key[0] == key[-1]:
+        return [(int(cta[0]), int(group[0]), f)]
+    keys, first = np.unique(key, return_index=True)
+    return [(int(cta[i]), int(group[i]), f.where(np.repeat(key == k, 32))) for k, i in zip(keys, first)]
+
+
 class Mma:
-    """One wgmma.mma_async of the warps of a fragment."""
+    """One wgmma.mma_async of warps of one warpgroup."""
 
     unfinished = True
 
-    def __init__(self, m, f, ins, perform):
-        self.m, self.f, self.ins, self._perform = m, f, ins, perform
+    def __init__(self, m, cta, warpgroup, f, ins, perform):
+        self.m, self.cta, self.f, self.ins, self._perform = m, cta, f, ins, perform
         self.warps = f.warps
-        self.queue, self.where = ("wgmma", int(f.warps[0])), m.where(f)
+        self.queue, self.where = ("wgmma", cta, warpgroup), m.where(f)
         self.group = int(_groups(m).next[f.warps].max())
         _groups(m).issued[f.warps] += 1
         self.registers = frozenset(registers(ins.operands[0]))
@@ -58,6 +70,12 @@ class Mma:
         _groups(self.m).done[self.f.warps] += 1
         if self.m.watch:
             self.m.watch.async_done(self.m, self)
+
+
+def _alike(words, what):
+    if (words != words[0]).any():
+        raise ProtocolError(f"wgmma: the warps of a warpgroup give different {what}")
+    return int(words[0])
 
 
 @handler("wgmma.mma_async")
@@ -98,43 +116,31 @@ def mma_async(m, ins, mods):
     raw = np.uint16 if esize == 2 else np.uint32
     d_index, a_index = registers(ops[0]), registers(ops[1]) if in_registers else []
 
-    def operand(op, cta, word, mn, major):
-        desc = matrix_desc.decode_wgmma(word)
-        smem = m.shared.data[cta * m.shared.stride : cta * m.shared.stride + m.shared.size]
+    def operand(op, word, mn, major, quarters=None):
+        desc, at = matrix_desc.decode_wgmma(word), op.cta * m.shared.stride
         if m.watch:
-            m.watch.async_access(m, op, "read", "shared", cta, matrix_desc.operand_units(desc, mn, k, esize, major), 16)
-        return matrix_desc.gather_operand(smem, desc, mn, k, esize, major)
+            units = matrix_desc.operand_units(desc, mn, k, esize, major)
+            if quarters is None:  # every warp reads all of B
+                m.watch.async_access(m, op, "read", "shared", op.cta, units, 16)
+            else:
+                for w, q in zip(op.warps, quarters):
+                    m.watch.async_access(m, op, "read", "shared", op.cta, units.reshape(4, -1)[q], 16, w)
+        return matrix_desc.gather_operand(m.shared.data[at : at + m.shared.size], desc, mn, k, esize, major)
 
     def perform(op):
-        f = op.f
-        ctas, lead = m.cta_of_warp[f.warps].tolist(), f.warps * 32
-        cache = {}
-
-        def once(cta, word, mn, major):
-            if (cta, word, major, mn) not in cache:
-                cache[cta, word, major, mn] = operand(op, cta, word, mn, major)
-            return cache[cta, word, major, mn]
-
-        b = np.stack([once(c, w, n, "MN" if trans_b else "K") for c, w in zip(ctas, op.b_words)])
+        f, warps = op.f, len(op.warps)
+        b = operand(op, op.b_word, n, "MN" if trans_b else "K")
         if in_registers:
             x = np.stack([r[f.sel].reshape(-1, 32) for r in a_regs], 1)  # [warps, registers, 32]
-            x = (
-                x
-                if esize == 4
-                else np.ascontiguousarray(x[..., None]).view(np.uint16).swapaxes(2, 3).reshape(len(ctas), -1, 32)
-            )
-            a = np.empty((len(ctas), 16, k), raw)
+            if esize == 2:
+                x = np.ascontiguousarray(x[..., None]).view(np.uint16).swapaxes(2, 3).reshape(warps, -1, 32)
+            a = np.empty((warps, 16, k), raw)
             a[:, a_row, a_col] = x
         else:
-            quarter = (lead // 32 % m.warps_per_cta % 4).tolist()
-            a = np.stack(
-                [
-                    once(c, w, 64, "MN" if trans_a else "K")[16 * q : 16 * q + 16]
-                    for c, w, q in zip(ctas, op.a_words, quarter)
-                ]
-            )
+            quarters = op.warps % m.warps_per_cta % 4
+            a = operand(op, op.a_word, 64, "MN" if trans_a else "K", quarters).reshape(4, 16, k)[quarters]
         d = np.stack([r[f.sel].reshape(-1, 32) for r in dst], 1).view(np.float32)
-        acc = np.empty((len(ctas), 16, n), np.float32)
+        acc = np.empty((warps, 16, n), np.float32)
         acc[:, d_row, d_col] = d
         r = (
             wgmma.mma(a, b, acc, kind, scale_d=True, scale_a=scale_a, scale_b=scale_b)
@@ -147,6 +153,20 @@ def mma_async(m, ins, mods):
         for i, reg in enumerate(dst):
             reg[f.sel] = flat[:, i].reshape(-1)
 
+    def issue(cta, warpgroup, f):
+        op = Mma(m, cta, warpgroup, f, ins, perform)
+        for i in d_index:
+            m.inflight.mark(i, f.warps, op.group)
+        for i in a_index:
+            m.inflight.mark(i, f.warps, op.group, m.inflight.lent)
+        lead = f.warps * 32
+        op.b_word = _alike(b_desc[lead], "matrix descriptors of B")
+        op.a_word = None if in_registers else _alike(a_desc[lead], "matrix descriptors of A")
+        op.scale = np.ones(len(f.warps), bool) if scale_d is None else scale_d(f).reshape(-1, 32)[:, 0]
+        m.submit(op)
+        if m.watch:
+            m.watch.async_issue(m, f, ins, op)
+
     def run(f):
         if not f.whole:
             return PARK
@@ -156,18 +176,8 @@ def mma_async(m, ins, mods):
                 f"wgmma reads register {m.inflight.name(busy)}, the result of an operation this warp has not waited for"
             )
         m.inflight.check_fence(d_index + a_index, f.warps)
-        op = Mma(m, f, ins, perform)
-        for i in d_index:
-            m.inflight.mark(i, f.warps, op.group)
-        for i in a_index:
-            m.inflight.mark(i, f.warps, op.group, m.inflight.lent)
-        lead = f.warps * 32
-        op.b_words = b_desc[lead].tolist()
-        op.a_words = None if in_registers else a_desc[lead].tolist()
-        op.scale = np.ones(len(f.warps), bool) if scale_d is None else scale_d(f).reshape(-1, 32)[:, 0]
-        m.submit(op)
-        if m.watch:
-            m.watch.async_issue(m, f, ins, op)
+        for cta, warpgroup, part in _warpgroups(m, f):
+            issue(cta, warpgroup, part)
         return None
 
     return run
