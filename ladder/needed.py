@@ -1,7 +1,8 @@
-"""Which compiled units a rung loads when a GPU checks and benches it.
+"""Which compiled units a rung loads when a GPU checks and benches it, or captures what the emulator is compared with.
 
-The rung is called with the shapes, dtypes and flags of everything that `check` and `bench` call it with there, on a target that
-notes what is loaded and runs nothing. No list of units has to be kept by hand, and a GPU box that cannot compile lacks none.
+The rung is called with the shapes, dtypes and flags of everything that `check`, `bench` and a capture call it with there, on a
+target that notes what is loaded and runs nothing. No list of units has to be kept by hand, and a GPU box that cannot compile
+lacks none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def units(ladder: Ladder, rung: Rung, arch: str) -> list[Unit]:
     cells = ladder.cells(gpu=True, every_regime=True)
     context = multiprocessing.get_context("forkserver")  # a process of its own, for Triton's launches are switched off in it
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_asked, ladder.folder(rung), arch, cells, probe_cell(cells)).result()
+        captured = ladder.cells(gpu=False)  # tests/hardware/capture.py
+        return pool.submit(_asked, ladder.folder(rung), arch, cells + captured, probe_cell(cells)).result()
 
 
 class _Recorder:
