@@ -158,7 +158,7 @@ def test_the_nearest_case_decides():
     assert picked(problem(T=8192, HV=64), times)[0] == 1
     assert picked(problem(T=1024, HV=8), times)[0] == 2
     assert picked(problem(T=4096, HV=33), times)[0] == 2, "half way in T, and three heads nearer to few"
-    assert picked(problem(T=2048, HV=2, B=6), times)[0] == 2, "B x HV counts, not HV"
+    assert picked(problem(T=4096, HV=12, B=8), times)[0] == 1, "B x HV counts, not HV"
 
 
 def test_head_dimensions_count_as_distance():
@@ -184,8 +184,8 @@ def test_gate_kinds_are_not_mixed():
 
 
 def test_only_eligible_rungs_and_this_architecture_count():
-    times = [timed(1, "h96", 1.0), timed(2, "h96", 2.0), timed(3, "h96", 0.1, arch="sm_100a", device="NVIDIA B200")]
-    assert picked(problem(), times)[0] == 1
+    times = [timed(3, "h96", 0.1, arch="sm_100a", device="NVIDIA B200"), timed(1, "h96", 1.0), timed(2, "h96", 2.0)]
+    assert picked(problem(), times)[0] == picked(problem(), times, device="NVIDIA H20")[0] == 1
     assert picked(problem(), times, eligible=(2, 3))[0] == 2
     assert picked(problem(), [], eligible=(2, 3))[0] == 3
 

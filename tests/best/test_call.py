@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from _common import target
-from kernels.kda import inputs
+from kernels.kda import contract, inputs
 from kernels.kda.cases import Case
 from kernels.kda.contract import ContractError
 from ladder import loader
@@ -137,13 +138,19 @@ def test_rungs_for_other_devices_that_decline_or_are_broken_do_not_run(rungs, ca
     assert ran(rungs, chunk_kda, drawn()) == 1 and ran(rungs, chunk_kda, drawn(V=16)) == 2
 
 
-def test_strides_can_change_the_choice(rungs):
-    """What a rung declines by its strides goes to another one, though shape and dtype are those of an earlier call."""
+def test_strides_and_alignment_can_change_the_choice(rungs):
+    """What a rung declines by its layout goes to another one, though shape and dtype are those of an earlier call."""
     rungs.add()
-    rungs.add("won", ("    return None\n", '    return None if p.contiguous("k") else "k: accepted: contiguous"\n'))
-    chunk_kda, call = dispatcher(rungs.root), drawn(H=2)
-    turned = call | {"k": call["k"].transpose(1, 2).contiguous().transpose(1, 2)}
-    assert ran(rungs, chunk_kda, call) == 2 and ran(rungs, chunk_kda, turned) == 1 and ran(rungs, chunk_kda, call) == 2
+    rungs.add("won", ("    return None\n", '    return f"{name}: accepted: dense" if (name := min(p.loose, default="")) else None\n'))
+    chunk_kda, call = dispatcher(rungs.root), drawn("init", H=2, initial_state=True)
+    assert ran(rungs, chunk_kda, call) == 2
+    for name in ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias"):
+        t = call[name]
+        turned = t.transpose(1, 2).contiguous().transpose(1, 2) if t.dim() > 2 else torch.stack([t, t], -1)[..., 0]
+        shifted = torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape)
+        for loose in (turned, shifted):
+            assert torch.equal(loose, t) and ran(rungs, chunk_kda, call | {name: loose}) == 1, name
+    assert ran(rungs, chunk_kda, call) == 2
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -164,22 +171,22 @@ def test_a_malformed_call_is_refused_in_one_line(rungs, change, message):
         assert "\n" not in str(error.value)
 
 
-def test_without_a_gpu_it_refuses_and_names_the_device(rungs, monkeypatch):
+def test_without_a_gpu_it_refuses_and_names_the_device(rungs):
     rungs.add()
-    monkeypatch.setattr(target, "_installed", [])
-    with pytest.raises(ContractError, match=r"^q: given on cpu, accepted: a CUDA device \(.*emulator\)$"):
+    with pytest.MonkeyPatch.context() as m, pytest.raises(ContractError, match=r"^q: given on cpu, accepted: a CUDA device \(.*emulator\)$"):
+        m.setattr(target, "_installed", [])
         dispatcher(rungs.root)(**drawn())
 
 
-def test_choices_do_not_pile_up(rungs, monkeypatch, caplog):
-    from ladder import dispatch
-
-    monkeypatch.setattr(dispatch, "CHOICES_KEPT", 2)
+def test_choices_do_not_pile_up(rungs, monkeypatch):
+    """As many as the contract remembers, none of them for a call that it has forgotten."""
+    monkeypatch.setattr(contract, "_PROBLEMS_KEPT", 2)
     rungs.add()
     chunk_kda = dispatcher(rungs.root)
-    for T in (16, 17, 18, 18, 16):
+    for T in range(16, 22):
         chunk_kda(**drawn(T=T))
-    assert [m.split(" T=")[1][:2] for m in caplog.messages] == ["16", "17", "18", "16"]
+    gc.collect()
+    assert sorted(p.T for p in gc.get_objects() if type(p) is contract.Problem and p.H == 1 and 16 <= p.T < 22) == [20, 21]
 
 
 def test_the_choice_costs_less_than_the_rungs_own_bookkeeping(rungs):
@@ -206,6 +213,6 @@ def test_on_the_emulator_over_the_real_ladder():
     assert any("chunk_gla_fwd_kernel_o" in k for k in got["fla"]) and max(got["apart"]) < 0.02
     first, second, third, fourth = got["said"]
     assert "chunk_kda: rung 0" in first and "on an emulated sm_90a" in first
-    assert second.startswith("chunk_kda: fla's chunk_kda for") and "disable_recompute: not implemented by the rungs" in second
+    assert second.startswith("chunk_kda: fla's chunk_kda for q (1, 64, 1, 64), v (1, 64, 1, 64) on an emulated sm_90a: disable_recompute: ")
     assert "chunk_size" in third and "got 48" in got["error"]
     assert "v: given a tensor that requires grad" in fourth and got["backward"]

@@ -67,6 +67,7 @@ def test_errors_are_those_against_the_recurrence(forge):
         assert cell["errors"]["rung"][name] == {"worst_row": pytest.approx(worst, rel=1e-6),
                                                 "l2": pytest.approx((difference.norm() / ref.norm()).item(), rel=1e-6)}  # fmt: skip
         assert 0 < worst < cell["budgets"][name]
+    assert list((forge.root / "ideas").rglob("*.json")) == [], "a record of what a CPU measured is kept only where asked for"
 
 
 def test_record_is_kept_where_it_is_asked_for(forge, tmp_path):
@@ -86,8 +87,8 @@ def test_record_is_kept_where_it_is_asked_for(forge, tmp_path):
     assert by_number[2]["seeds"] == {"precision": 7} and by_number[2]["parent"] == "001-right"
     cells = by_number[1]["precision"]
     assert {c["regime"] for c in cells} == {"strong", "slow"} and cells[0]["shape"]["HV"] == 2
+    assert cells[0]["seed"] != cells[1]["seed"]
     assert cells[0]["errors"]["rung"] == by_number[2]["precision"][0]["errors"]["rung"], "the same code on the same inputs"
-    assert list((forge.root / "ideas").rglob("*.json")) == [], "nothing is kept with the rungs of what a CPU measured"
     kernel = forge.root / "ideas" / "001-right" / "kernel.py"
     assert records.stale(by_number[1], forge.ladder()) is None
     kernel.write_text(kernel.read_text() + "# changed\n")
