@@ -164,10 +164,10 @@ def supervise(job: str, items: list[str], out: Path, emulated: bool) -> list[str
     return said
 
 
-def run(out: Path, emulated: bool = False, only: str = "") -> Path:
-    """Everything, into `out`. Returns it."""
+def run(out: Path, emulated: bool = False, wanted: dict[str, list[str]] | None = None) -> Path:
+    """Everything (or the jobs given), into `out`. Returns it."""
     started, work = time.monotonic(), Path(tempfile.mkdtemp(prefix="capture-"))
-    wanted = jobs(only)
+    wanted = jobs() if wanted is None else wanted
     try:
         with ThreadPoolExecutor(1 if emulated else PROCESSES) as pool:  # the long ones first
             order = sorted(wanted, key=lambda j: j.startswith("programs"))
@@ -218,6 +218,22 @@ def circumstances(emulated: bool) -> dict:
             "dirty": dirty, "code_hash": file_hash([*sorted(HERE.glob("*.py")), *sorted((HERE / "programs").glob("*.py"))], root=HERE)[:16]}  # fmt: skip
 
 
+def compare_program(name: str, fixture: fixture_files.Fixture) -> str | None:
+    """What is wrong between a program's kept answer and the emulator's, in words; None where nothing is."""
+    from cuda_driver import Emulated
+
+    from emulator.hw import tensormap
+
+    program, answer = everything()[name], fixture.index["programs"][name]
+    hardware = {n: fixture.arrays["programs"].get(ref) for n, ref in answer["outputs"].items()}
+    emulated, maps = Emulated().run(program)
+    for n, raw in maps.items():
+        theirs, ours = (tensormap.decode(x, check=False) for x in (bytes.fromhex(answer["maps"][n]), raw))
+        if theirs != ours:
+            return f"tensor map {n}: the driver wrote {theirs}, the emulator takes {ours} for it"
+    return program.compare.complaint(program.inputs, hardware, emulated)
+
+
 def file(folder: Path, to: Path = fixture_files.FOLDER) -> Path:
     """Check a capture, put CuTe units' launches in place of their calls, and put it under fixtures/. Raises FixtureError."""
     import stage_recorder
@@ -252,7 +268,7 @@ def main() -> int:
         child(a.job, json.load(sys.stdin), a.out, a.emulated)
         return 0
     try:
-        folder = run(a.out, a.emulated, a.only) if a.command == "run" else file(a.folder)
+        folder = run(a.out, a.emulated, jobs(a.only)) if a.command == "run" else file(a.folder)
     except FixtureError as e:
         print(e, file=sys.stderr)
         return 1
