@@ -1,4 +1,4 @@
-"""Phases D and E of PREP: -A = -(I + L)^-1, and the operands of SCAN moved to anchor 0 (kda_sm90.py)."""
+"""Phases D and E of PREP: -A = -(I + L)^-1, and the operands of SCAN moved to anchor 0 (forward.py)."""
 
 from __future__ import annotations
 

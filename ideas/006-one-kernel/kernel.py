@@ -1,7 +1,8 @@
 """Rung 006: the whole forward in one kernel.
 
 It reads q, k, v, gate and beta once and writes o and the final state: nothing else passes through global memory.
-Equations: kernels/kda/ALGORITHM.md; roles, phases and barriers: kda_sm90.py.
+Equations: kernels/kda/ALGORITHM.md; roles, phases and barriers: forward.py, kda_sm90.py (Hopper), kda_sm100.py (Blackwell,
+never timed).
 
 | stage   | kernels     | leaves                     |
 |---------|-------------|----------------------------|
@@ -20,12 +21,12 @@ from _common.cache import ALIGNMENT, CallCache, Plan, Spec
 from _common.cute import Unit
 from kernels.kda.contract import Problem, Stage, kda_op
 
-SOURCE = Path(__file__).parent / "kda_sm90.py"
+SOURCES = {"sm_90a": "kda_sm90.py", "sm_100a": "kda_sm100.py", "sm_103a": "kda_sm100.py"}
 CALLS = CallCache()
 
 
 def unit(arch: str, **params) -> Unit:
-    return Unit("kda_forward", SOURCE, arch, tuple(params.items()))
+    return Unit("kda_forward", Path(__file__).parent / SOURCES[arch], arch, tuple(params.items()))
 
 
 def unit_params(K: int, V: int, dtype: str, gate: str, bounded: bool, raw: bool, has_h0: bool) -> dict:

@@ -1,4 +1,4 @@
-"""Phases A1 and A2 of PREP: gate and cumsum, row norms, beta, decayed operands (kda_sm90.py)."""
+"""Phases A1 and A2 of PREP: gate and cumsum, row norms, beta, decayed operands (forward.py)."""
 
 from __future__ import annotations
 

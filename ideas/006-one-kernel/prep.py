@@ -1,4 +1,4 @@
-"""The role PREP: one chunk after another from raw inputs to SCAN's operands (kda_sm90.py has the phases' table)."""
+"""The role PREP: one chunk after another from raw inputs to SCAN's operands (forward.py has the phases' table)."""
 
 from __future__ import annotations
 

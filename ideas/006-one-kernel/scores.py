@@ -1,4 +1,4 @@
-"""Phase B of PREP: scores between 16-row blocks, and the tiles they go to (kda_sm90.py)."""
+"""Phase B of PREP: scores between 16-row blocks, and the tiles they go to (forward.py)."""
 
 from __future__ import annotations
 

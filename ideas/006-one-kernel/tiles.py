@@ -1,4 +1,4 @@
-"""What the phases share: sizes, the tile layout, block pairs (kda_sm90.py)."""
+"""What the phases share: sizes, the tile layout, block pairs (forward.py)."""
 
 from __future__ import annotations
 
