@@ -7,6 +7,7 @@ One device call, about two minutes, from the project's folder:
     . .bundle/activate && python3 tests/hardware/capture.py run $OUT      on the device machine
     python tests/hardware/capture.py file FOLDER                          at home: FOLDER is where $OUT's files came back
     python -m pytest tests/hardware                                       at home: emulates the same PTX and compares
+    python tests/hardware/capture.py table                                the same as a table
 
 `run --emulated` makes the same files with the emulator as the device, to try the path; such files are not filed. Every group of
 programs and every cell of the rungs has a process of its own; what crashes or hangs one is told in record.json, and the rest of
@@ -19,6 +20,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -40,8 +42,8 @@ from fixture_files import Arrays, FixtureError  # noqa: E402
 from programs import MODULES, everything  # noqa: E402
 
 SEED = 20261130
-STALL_S = 45.0  # one item may take so long, the start of its process included
-PROCESSES = 8
+STALL_S = {"programs": 20.0, "rungs": 90.0}  # one item may take so long, the start of its process (and compiling) included
+PROCESSES = 10  # one for each cell, and two for the programs
 
 
 def cells() -> dict:
@@ -152,7 +154,7 @@ def supervise(job: str, items: list[str], out: Path, emulated: bool) -> list[str
                 now = len(list(out.glob("*.json")))
                 if now > seen:
                     last, seen = time.monotonic(), now
-                elif time.monotonic() - last > STALL_S * (10 if emulated else 1):
+                elif time.monotonic() - last > STALL_S[job.split()[0]] * (10 if emulated else 1):
                     process.kill()
                     process.wait()
             log.seek(0)
@@ -245,9 +247,30 @@ def file(folder: Path, to: Path = fixture_files.FOLDER) -> Path:
         for stage in rung.get("stages", ()):
             stage["launches"] = [x for launch in stage["launches"]
                                  for x in (stage_recorder.resolve(launch, stage["buffers"]) if "unit" in launch else [launch])]  # fmt: skip
+    for key, text in fixture.index["ptx"].items():  # where the sources lay on the machine that compiled them
+        fixture.index["ptx"][key] = re.sub(r'(?m)^(\s*\.file\s+\d+ ").*?([^/"]+/[^/"]+")', r"\1\2", text)
     shutil.rmtree(to, ignore_errors=True)
     fixture_files.write(to, fixture.record, fixture.index, fixture.arrays)
     return to
+
+
+def table(fixture: fixture_files.Fixture) -> str:
+    """Markdown: programs by module, then stages by rung: elements with the same bits, and how much of its ball the worst takes."""
+    import stage_compare
+
+    lines = [f"{fixture.record['device']['name']}, {fixture.record['date']}", "", "| programs | as the emulator has it | not |", "|---|---|---|"]
+    for module in MODULES:
+        found = {n: compare_program(n, fixture) for n in fixture.index["programs"] if n in everything() and everything()[n].group == module}
+        wrong = {n: c for n, c in found.items() if c}
+        lines.append(f"| {module} | {len(found) - len(wrong)} | {'; '.join(f'{n}: {c}' for n, c in wrong.items()) or '-'} |")
+    lines += ["", "| rung, cell, stage | tensor | same bits | compared | worst / radius | |", "|---|---|---|---|---|---|"]
+    for rung in fixture.index["rungs"]:
+        for stage in rung.get("stages", ()):
+            for row in stage_compare.compare(rung, stage, fixture) if stage["launches"] else ():
+                if row.complaint or row.output:
+                    how = "bitwise" if row.bitwise else "ball"
+                    lines.append(f"| {row.rung} {row.cell} {row.stage} | {row.tensor} | {row.equal / row.elements:.2%} | {how} | {row.worst:.2f} | {row.complaint} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -259,6 +282,8 @@ def main() -> int:
     p.add_argument("--emulated", action="store_true", help="with the emulator as the device")
     p = commands.add_parser("file", help="put a capture's files under tests/hardware/fixtures")
     p.add_argument("folder", type=Path)
+    p = commands.add_parser("table", help="what the emulator makes of a capture, stage by stage")
+    p.add_argument("folder", type=Path, nargs="?", default=fixture_files.FOLDER)
     p = commands.add_parser("child")
     p.add_argument("job")
     p.add_argument("out", type=Path)
@@ -268,6 +293,9 @@ def main() -> int:
         child(a.job, json.load(sys.stdin), a.out, a.emulated)
         return 0
     try:
+        if a.command == "table":
+            print(table(fixture_files.Fixture(a.folder)))
+            return 0
         folder = run(a.out, a.emulated, jobs(a.only)) if a.command == "run" else file(a.folder)
     except FixtureError as e:
         print(e, file=sys.stderr)

@@ -22,6 +22,7 @@ class Row:
     cell: str
     stage: str
     tensor: str
+    output: bool
     elements: int
     equal: int
     bitwise: bool
@@ -47,15 +48,16 @@ def compare(rung: dict, stage: dict, fixture: Fixture, watch=None) -> list[Row]:
         theirs, dtype = arrays.get(buffer["after"]), buffer.get("dtype", "uint8")
         size = {"bfloat16": 2, "float16": 2, "float32": 4}.get(dtype, 1)
         a, b = theirs.view(f"u{size}"), ours.view(f"u{size}")
-        for name in names(buffer) if names(buffer) or not exactly else ["scratch"]:
-            ball = balls.get(name) if name in buffer.get("outputs", ()) else None
+        for name in names(buffer) or (["scratch"] if exactly else []):
+            output = name in buffer.get("outputs", ())
+            ball = balls[name] if output and not exactly else None
             bitwise, worst, complaint = ball is None, 0.0, ""
             if bitwise and (a != b).any():
                 i = int(np.argmax(a != b))
                 complaint = f"element {i}: hardware 0x{int(a[i]):x}, emulator 0x{int(b[i]):x}; {int((a != b).sum())} of {len(a)} differ"
             elif not bitwise:
                 worst, complaint = _within(values(theirs, dtype), values(ours, dtype), a != b, ball)
-            rows.append(Row(rung["rung"], cell, stage["name"], name, len(a), int((a == b).sum()), bitwise, worst, complaint))
+            rows.append(Row(rung["rung"], cell, stage["name"], name, output, len(a), int((a == b).sum()), bitwise, worst, complaint))
     return rows
 
 

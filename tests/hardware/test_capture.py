@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import re
 
 import capture
 import fixture_files
@@ -62,6 +63,8 @@ def test_what_was_recorded_is_what_the_emulator_does(filed):
     assert {k for _, s in stages(filed) for b in s["buffers"] for k in names(b)} >= {"q", "k", "v", "beta", "g2", "Aqk", "Akk", "w", "u", "o"}
     units = [x for _, s in stages(filed) for x in s["launches"] if "kda_state" in x["kernel"]]
     assert len(units) == 1 and units[0]["relocations"]
+    places = [line for text in filed.index["ptx"].values() for line in text.split("\n") if line.strip().startswith(".file")]
+    assert places and all(line.count("/") == 1 for line in places)
 
 
 def test_which_stages_are_compared_bit_for_bit(filed):
@@ -129,6 +132,25 @@ def test_one_bit_of_a_stage_is_seen(filed, tensor, byte, bit):
         buffer["after"] = kept
 
 
+@pytest.mark.parametrize("stage_name, old, new, seen", [
+    ("wu", r"ex2\.approx\.ftz\.f32", "mov.b32", {"kg"}),  # one decay that is none
+    ("gate", r"add\.f32", "sub.f32", {"g2"}),  # one sign
+    ("state", r"(wgmma\.mma_async[^;]*), 1,(\s+)1, ", r"\1, -1,\2 1, ", {"o", "final_state"}),  # one product taken negative
+])  # fmt: skip
+def test_one_wrong_instruction_is_seen(filed, stage_name, old, new, seen):
+    """The stage is repeated with one instruction of its PTX exchanged, as a wrong emulator would run it."""
+    rung, stage = next((r, s) for r, s in stages(filed) if s["name"] == stage_name)
+    key, texts = stage["launches"][-1]["ptx"], filed.index["ptx"]
+    kept = texts[key]
+    try:
+        texts[key] = re.sub(old, new, kept, count=1)
+        assert texts[key] != kept
+        found = {r.tensor for r in stage_compare.compare(rung, stage, filed) if r.complaint}
+        assert found and found <= seen | {"w", "u", "qg", "kg"}, found
+    finally:
+        texts[key] = kept
+
+
 def test_a_damaged_file_is_no_fixture(captured, tmp_path):
     for path in captured.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -178,3 +200,14 @@ def test_a_process_that_dies_is_told_for_the_item_it_had(tmp_path):
         assert [x["item"] for x in left] == items and all("libcuda" in x["failed"] for x in left)
     else:
         pytest.skip("this machine has a CUDA driver")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", list(capture.cells()))
+def test_every_rung_in_the_emulator_lies_in_its_balls(cell, tmp_path):
+    """And repeats bit for bit what was recorded, in every gate regime and both forms."""
+    wanted = capture.jobs(f"rungs {cell}")
+    fixture = Fixture(capture.file(capture.run(tmp_path / "out", emulated=True, wanted=wanted), tmp_path / "filed"))
+    assert fixture.record["failed"] == {} and len(fixture.index["rungs"]) == len(wanted[f"rungs {cell}"])
+    rows = [row for rung, stage in stages(fixture) if stage["launches"] for row in stage_compare.compare(rung, stage, fixture)]
+    assert [row for row in rows if row.complaint or row.equal < row.elements] == []
