@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder import report
-from ladder.manifest import Ladder
+from ladder.manifest import FORMS, Ladder
 
 BAR_CASES = ("t2048_h12", "t8192_h24", "h64", "h96", "b8_h16_t4096", "t32768_h32")  # where all rivals were measured
 BAR_REGIMES = ("strong", "slow")
 BAR_FORM = "prod"
+SHOWN = ("rung", "name", "median_ms", "clock", "date", "best_rival", "best_rival_ms", "same_clock", "speedup")  # of a best row
 Row = dict[str, Any]
 
 
@@ -25,9 +26,10 @@ def standing(records: Sequence[Row], ladder: Ladder, stale: report.Stale | None 
     """{"cells": one row per device and cell, "means": the geometric means of the bar per device}.
 
     A cell's row: device, case, regime, form, the best rung (`rung`, `name`, `median_ms`, `clock`, `date`), the best
-    rival of the same run (`best_rival`, `best_rival_ms`), `speedup` (the rival's time over ours), and `precision`, its
-    current verdict against the rivals' errors, if there is one. Where no rung can be best, all of these are None and
-    `why` says why. A mean: of the speed-ups of `cells` out of `of` cells, the others having no current time or rival.
+    rival of the same run (`best_rival`, `best_rival_ms`, `same_clock`), `speedup` (the rival's time over ours), and
+    `precision`, its current verdict against the rivals' errors, if there is one. Where no rung can be best, all of these
+    are None and `why` says why. A mean: of the speed-ups of `cells` out of `of` cells, the others having no current time
+    or rival.
     """
     table = report.rows(records, ladder, stale)
     failing = report.failing_rungs(report.check_rows(records, ladder, stale))
@@ -39,9 +41,8 @@ def standing(records: Sequence[Row], ladder: Ladder, stale: report.Stale | None 
 
 def _cells(table: Sequence[Row], ladder: Ladder) -> list[tuple[str, str, str, str]]:
     """(device, case, regime, form): the GPU cells of ladder.yaml, form by form, then cells that it no longer lists."""
-    listed = [(cell.case.name, cell.regime, cell.form) for cell in ladder.cells(gpu=True)] if any(
-        entry.gpu for entry in ladder.cases.values()) else []  # fmt: skip
-    listed.sort(key=lambda key: key[2] != BAR_FORM)
+    listed = [(name, regime, form) for form in FORMS for name, entry in ladder.cases.items() if entry.gpu and form in entry.forms
+              for regime in entry.regimes]  # fmt: skip
     keys = {}
     for device in report.devices(table):
         timed = [(r["case"], r["regime"], r["form"]) for r in table if r["device"] == device]
@@ -52,12 +53,10 @@ def _cells(table: Sequence[Row], ladder: Ladder) -> list[tuple[str, str, str, st
 def _cell(key: tuple[str, str, str, str], row: Row | None, table: Sequence[Row], ladder: Ladder, failing: Collection[int]) -> Row:
     out = dict(zip(("device", "case", "regime", "form"), key))
     if row is None:
-        taken = ("rung", "name", "median_ms", "clock", "date", "best_rival", "best_rival_ms", "speedup", "precision")
-        return out | dict.fromkeys(taken) | {"why": _why_none(key, table, ladder, failing)}
+        return out | dict.fromkeys((*SHOWN, "precision")) | {"why": _why_none(key, table, ladder, failing)}
     own = row["precision"]
-    shown = ("rung", "name", "median_ms", "clock", "date", "best_rival", "best_rival_ms", "speedup")
-    return out | {name: row[name] for name in shown} | {
-        "precision": own["verdict"] if own and not own["stale"] else None, "why": None}  # fmt: skip
+    verdict = own["verdict"] if own and not own["stale"] else None
+    return out | {name: row[name] for name in SHOWN} | {"precision": verdict, "why": None}
 
 
 def _why_none(key: tuple, table: Sequence[Row], ladder: Ladder, failing: Collection[int]) -> str:

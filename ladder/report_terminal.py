@@ -18,6 +18,7 @@ from ladder.manifest import FORMS, Ladder
 from ladder.rows import MEASURES
 from ladder.show import out
 
+OTHER_CLOCK = "* by another clock than the rung's: a rival that cannot be captured in a CUDA graph, or scaled from a table (ladder/noted.py)"
 MEASURE = {"worst_row": "worst row", "l2": "L2"}
 STYLE = {
     "win": "bold green",
@@ -221,7 +222,7 @@ def best_tables(standing: dict[str, list[dict]], console: Console | None = None)
                 slower = c["speedup"] is not None and c["speedup"] < 1
                 table.add_row(
                     c["case"], c["regime"], c["name"], milliseconds(c["median_ms"]), c["best_rival"] or "none",
-                    milliseconds(c["best_rival_ms"]), Text(factor(c["speedup"]), STYLE["loss"] if slower else ""),
+                    milliseconds(c["best_rival_ms"]) + ("*" if c["same_clock"] is False else ""), Text(factor(c["speedup"]), STYLE["loss"] if slower else ""),
                     Text(c["precision"] or "–", STYLE.get(c["precision"], "dim")))  # fmt: skip
             console.print(table)
         for mean in (m for m in standing["means"] if m["device"] == device):
@@ -230,6 +231,8 @@ def best_tables(standing: dict[str, list[dict]], console: Console | None = None)
             else:
                 said = f"none of {mean['of']} cells has a current time and a rival"
             console.print(f"geometric mean, {mean['form']}, {' and '.join(mean['regimes'])}: {said}")
+    if any(c["same_clock"] is False for c in cells):
+        console.print(OTHER_CLOCK)
 
 
 def _check_table(checks: list[dict], now: datetime) -> Table:
@@ -269,7 +272,7 @@ def _check_table(checks: list[dict], now: datetime) -> Table:
 
 def _footer(console: Console, table: list[dict], others: list[dict], problems: list[str]) -> None:
     if any(r["rivals"] and not all(r["rival_clocks"].get(n) == r["clock"] for n in r["rivals"]) for r in table):
-        console.print("* by another clock than the rung's: a rival that cannot be captured in a CUDA graph, or scaled from a table (ladder/noted.py)")
+        console.print(OTHER_CLOCK)
     absent = dict.fromkeys(f"{name}: {reason}" for r in table for name, reason in r["absent"].items())
     for line in absent:
         console.print(f"absent rival {escape(line)}", style="dim")

@@ -107,7 +107,12 @@ def test_the_means_are_over_the_twelve_cells_and_the_six(made):
     assert (both["cells"], both["of"], slow["cells"], slow["of"]) == (12, 12, 6, 6)
     assert both["speedup"] == pytest.approx(math.prod(by_hand.values()) ** (1 / 12))
     assert slow["speedup"] == pytest.approx(math.prod(s for (_, g), s in by_hand.items() if g == "slow") ** (1 / 6))
-    assert f"geometric mean, prod, slow: {slow['speedup']:.2f}x over 6 of 6 cells" in printed(standing)
+    text = printed(standing)
+    assert f"geometric mean, prod, slow: {slow['speedup']:.2f}x over 6 of 6 cells" in text
+    clocks = {c["best_rival"]: c["same_clock"] for c in standing["cells"] if c["rung"]}
+    assert clocks["FlashKDA"] is False and clocks["cudnn:kda_hopper_cuda"] is True
+    lines = [line for line in text.splitlines() if "FlashKDA" in line or "cudnn" in line]
+    assert all(("*" in line) == ("FlashKDA" in line) for line in lines) and "* by another clock" in text
 
 
 def test_a_missing_cell_is_missing_from_the_mean(made):

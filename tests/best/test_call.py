@@ -214,5 +214,6 @@ def test_on_the_emulator_over_the_real_ladder():
     first, second, third, fourth = got["said"]
     assert "chunk_kda: rung 0" in first and "on an emulated sm_90a" in first
     assert second.startswith("chunk_kda: fla's chunk_kda for q (1, 64, 1, 64), v (1, 64, 1, 64) on an emulated sm_90a: disable_recompute: ")
-    assert "chunk_size" in third and "got 48" in got["error"]
+    assert "chunk_size" in third and "got 48" in got["errors"][0] and got["errors"][1] == got["errors"][0]
+    assert got["errors"][2:] == ["chunk_dize: not a keyword of fla's chunk_kda; accepted: leave it out"]
     assert "v: given a tensor that requires grad" in fourth and got["backward"]
