@@ -112,10 +112,10 @@ def cta_bytes(module, kernel, block, smem):
 
 
 def batch_size(module, kernel, block, smem, ctas, cluster=(1, 1, 1)):
-    """How many of the launch's CTAs run together: a power of two where that is possible, so that few sizes are bound."""
+    """How many CTAs run together at most: one of few sizes, since each is bound by itself."""
     lanes = 32 * -(-threads(block) // 32)
     most = max(1, min(LANE_BUDGET // lanes, BYTE_BUDGET // max(cta_bytes(module, kernel, block, smem), 1)))
-    n, size = min(most, 1 << (ctas - 1).bit_length()), threads(cluster)
+    n, size = next((n for n in (4, 16, 64) if ctas <= n <= most), most), threads(cluster)
     return max(size, n // size * size)
 
 
@@ -252,12 +252,13 @@ class Machine(binding.Operands):
         ids = np.minimum(first + self.cta_of_lane, self.ctas - 1)
         self.first_cta = first
         self.ctaid[:] = np.stack([ids % gx, ids // gx % gy, ids // (gx * gy)], 1)
+        lanes = count * self.lanes_per_cta
         for a in self.regs:
             if a is not None:
-                _poison(a)
-        for memory in (self.shared, self.local):
-            if memory is not None:
-                memory.data.fill(0xFF)  # what nobody wrote reads as NaN
+                _poison(a[:lanes])
+        self.shared.data[: count * self.shared.stride] = 0xFF  # what nobody wrote reads as NaN
+        if self.local:
+            self.local.data[: lanes * self.local.stride] = 0xFF
         self.live = self.exists & (self.cta_of_lane < count)
         self.barrier_count = np.zeros((self.batch, 16), np.int64)
         self.barrier_generation = np.zeros((self.batch, 16), np.int64)

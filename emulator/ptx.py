@@ -169,6 +169,9 @@ _SPECIAL = re.compile(
 
 def split_commas(text):
     """Split at commas outside brackets of any kind."""
+    if not ("[" in text or "{" in text or "(" in text):
+        parts = [part.strip() for part in text.split(",")]
+        return parts if parts[-1] else parts[:-1]
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
         if c in "[{(":
@@ -245,9 +248,11 @@ class _Scanner:
                     pos = m.end()
                     continue
                 self.buffer_line = number
-            stops = ";" if self.depth or "=" in self.buffer + line[pos:].split(";")[0] else ";{"
-            end = next((i for i in range(pos, len(line)) if line[i] in stops), None)
-            if end is None:
+            end = line.find(";", pos)
+            if not self.depth and "=" not in self.buffer + line[pos:].split(";")[0]:
+                brace = line.find("{", pos)
+                end = brace if end < 0 or 0 <= brace < end else end
+            if end < 0:
                 self.buffer += line[pos:] + " "
                 return
             self.buffer += line[pos:end]
