@@ -274,12 +274,22 @@ def test_the_page_is_drawn_well(shown, tmp_path):
     assert_good(opened(report_html.render(ladder, stale, NOW), tmp_path), expected_plots(2, 1, stages=4 + 18))
 
 
+IMPOSTOR = """
+from dataclasses import replace
+from kernels.kda import rivals
+rivals.ALL += (replace(rivals.ALL[0], name="fla-impostor", kernels=("another_kernel",)),)
+from ladder.cli import main
+main()
+"""
+
+
 def test_a_real_rung_and_fla_in_the_emulator(forge, tmp_path):
-    """The command in a process of its own: rung 001 and both ways of fla's on executed PTX, cudnn with its reason."""
+    """The command in a process of its own: rung 001 and both ways of fla's on executed PTX, cudnn with its reason, and a
+    rival under whose name another kernel runs."""
     forge.rung("fla", source=(PROJECT / "ideas" / "001-baseline" / "kernel.py").read_text(), arch="sm_90a")
     (forge.root / "ladder.yaml").write_text(yaml.safe_dump(yaml.safe_load((forge.root / "ladder.yaml").read_text()) | {
         "cases": {"one": {"B": 1, "T": 64, "H": 1, "K": 32, "V": 16, "gpu": False, "regimes": ["slow"], "forms": ["pre"]}}}))  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "ladder", "precision", "1", "--root", str(forge.root), "--rivals", "--json", "--seed", "4",
+    done = subprocess.run([sys.executable, "-c", IMPOSTOR, "precision", "1", "--root", str(forge.root), "--rivals", "--json", "--seed", "4",
                            "--records", str(tmp_path / "out")], env=ENV, capture_output=True, text=True, timeout=500)  # fmt: skip
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
@@ -288,6 +298,7 @@ def test_a_real_rung_and_fla_in_the_emulator(forge, tmp_path):
     (cell,) = record["precision"]
     assert set(cell["errors"]) == {"rung", "fla", "fla-safe"} and cell["errors"]["rung"] == cell["errors"]["fla-safe"]
     assert cell["errors"]["fla"] != cell["errors"]["fla-safe"], "another kernel for the diagonal blocks"
+    assert cell["absent"]["fla-impostor"].startswith("another kernel ran: another_kernel expected, launched ")
     assert all(cell["absent"][name] for name in ("cudnn-hopper-cuda", "cudnn-hopper-cute", "kernel-fun"))
     assert row["within_budget"] and row["verdict"] in ("no worse", "worse") and row["absent"] == cell["absent"]
     assert all(1e-4 < f["ours"] < 2e-2 for f in row["figures"])
