@@ -54,7 +54,7 @@ def cells() -> dict:
 
 
 def jobs(only: str = "") -> dict[str, list[str]]:
-    """Process by process, what to run there: {"programs MODULE": names, "rungs CELL": rung names}. only: a part of a job's name."""
+    """What each process is to run: {"programs MODULE": names, "rungs CELL": rung names}. only: a part of a job's name."""
     from ladder import manifest
 
     rungs = [r.name for r in manifest.load(manifest.ROOT).rungs.values() if "sm_90a" in r.archs]
@@ -96,7 +96,11 @@ def _programs(emulated: bool):
 
     def run(name: str, arrays: Arrays) -> dict:
         outputs, maps = device.run(everything()[name])
-        return {"key": everything()[name].key, "outputs": {n: arrays.put(x) for n, x in outputs.items()}, "maps": {n: m.hex() for n, m in maps.items()}}
+        return {
+            "key": everything()[name].key,
+            "outputs": {n: arrays.put(x) for n, x in outputs.items()},
+            "maps": {n: m.hex() for n, m in maps.items()},
+        }
 
     return run
 
@@ -128,7 +132,9 @@ def _rungs(cell: str, emulated: bool):
 
     def run(rung: str, arrays: Arrays) -> dict:
         ptx: dict[str, str] = {}
-        found = stage_recorder.record(loader.load(folders[rung]), drawn, "cpu" if emulated else "cuda", arrays, ptx, warm=not emulated)
+        found = stage_recorder.record(
+            loader.load(folders[rung]), drawn, "cpu" if emulated else "cuda", arrays, ptx, warm=not emulated
+        )
         return {"rung": rung, "case": case, "regime": regime, "form": form, "seed": SEED, "ptx": ptx, **found}
 
     return run
@@ -162,7 +168,12 @@ def supervise(job: str, items: list[str], out: Path, emulated: bool) -> list[str
         after = list(out.glob("*.json"))
         if len(after) == len(done) or (process.returncode not in (0, 3) and len(after) < len(items)):
             said.append(words)
-            _leave(out, len(after), {"item": items[len(after)], "failed": f"its process ended ({process.returncode}): {words[-500:]}"}, Arrays())
+            _leave(
+                out,
+                len(after),
+                {"item": items[len(after)], "failed": f"its process ended ({process.returncode}): {words[-500:]}"},
+                Arrays(),
+            )
     return said
 
 
@@ -214,10 +225,13 @@ def circumstances(emulated: bool) -> dict:
     device = {"name": "emulator", "host": platform.machine()}
     if not emulated:
         fields = ("name", "driver_version", "vbios_version", "memory.total", "clocks.max.sm")
-        told = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"], capture_output=True, text=True).stdout
+        told = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"], capture_output=True, text=True
+        ).stdout
         device = dict(zip(fields, map(str.strip, told.split("\n")[0].split(",")), strict=False))
-    return {"device": device, "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "versions": record.versions(), "commit": commit,
-            "dirty": dirty, "code_hash": file_hash([*sorted(HERE.glob("*.py")), *sorted((HERE / "programs").glob("*.py"))], root=HERE)[:16]}  # fmt: skip
+    sources = [*sorted(HERE.glob("*.py")), *sorted((HERE / "programs").glob("*.py"))]
+    return {"device": device, "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "versions": record.versions(),
+            "commit": commit, "dirty": dirty, "code_hash": file_hash(sources, root=HERE)[:16]}  # fmt: skip
 
 
 def compare_program(name: str, fixture: fixture_files.Fixture) -> str | None:
@@ -245,8 +259,8 @@ def file(folder: Path, to: Path = fixture_files.FOLDER) -> Path:
         raise FixtureError(f"{folder.name}: made by the emulator itself, which proves nothing; accepted: a capture from a GPU")
     for rung in fixture.index["rungs"]:
         for stage in rung.get("stages", ()):
-            stage["launches"] = [x for launch in stage["launches"]
-                                 for x in (stage_recorder.resolve(launch, stage["buffers"]) if "unit" in launch else [launch])]  # fmt: skip
+            made = [stage_recorder.resolve(x, stage["buffers"]) if "unit" in x else [x] for x in stage["launches"]]
+            stage["launches"] = [launch for launches in made for launch in launches]
     for key, text in fixture.index["ptx"].items():  # where the sources lay on the machine that compiled them
         fixture.index["ptx"][key] = re.sub(r'(?m)^(\s*\.file\s+\d+ ").*?([^/"]+/[^/"]+")', r"\1\2", text)
     shutil.rmtree(to, ignore_errors=True)
@@ -255,12 +269,21 @@ def file(folder: Path, to: Path = fixture_files.FOLDER) -> Path:
 
 
 def table(fixture: fixture_files.Fixture) -> str:
-    """Markdown: programs by module, then stages by rung: elements with the same bits, and how much of its ball the worst takes."""
+    """Markdown: programs by module, then stages by rung: the share of equal bits, and how much of its ball the worst takes."""
     import stage_compare
 
-    lines = [f"{fixture.record['device']['name']}, {fixture.record['date']}", "", "| programs | as the emulator has it | not |", "|---|---|---|"]
+    lines = [
+        f"{fixture.record['device']['name']}, {fixture.record['date']}",
+        "",
+        "| programs | as the emulator has it | not |",
+        "|---|---|---|",
+    ]
     for module in MODULES:
-        found = {n: compare_program(n, fixture) for n in fixture.index["programs"] if n in everything() and everything()[n].group == module}
+        found = {
+            n: compare_program(n, fixture)
+            for n in fixture.index["programs"]
+            if n in everything() and everything()[n].group == module
+        }
         wrong = {n: c for n, c in found.items() if c}
         lines.append(f"| {module} | {len(found) - len(wrong)} | {'; '.join(f'{n}: {c}' for n, c in wrong.items()) or '-'} |")
     lines += ["", "| rung, cell, stage | tensor | same bits | compared | worst / radius | |", "|---|---|---|---|---|---|"]
@@ -269,7 +292,10 @@ def table(fixture: fixture_files.Fixture) -> str:
             for row in stage_compare.compare(rung, stage, fixture) if stage["launches"] else ():
                 if row.complaint or row.output:
                     how = "bitwise" if row.bitwise else "ball"
-                    lines.append(f"| {row.rung} {row.cell} {row.stage} | {row.tensor} | {row.equal / row.elements:.2%} | {how} | {row.worst:.2f} | {row.complaint} |")
+                    lines.append(
+                        f"| {row.rung} {row.cell} {row.stage} | {row.tensor} | {row.equal / row.elements:.2%} | {how} "
+                        f"| {row.worst:.2f} | {row.complaint} |"
+                    )
     return "\n".join(lines)
 
 

@@ -8,7 +8,18 @@ from ctypes import byref, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
 import numpy as np
 from programs.program import Map, Program
 
-DATA_TYPES = {"u8": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType
+DATA_TYPES = {
+    "u8": 0,
+    "u16": 1,
+    "u32": 2,
+    "s32": 3,
+    "u64": 4,
+    "s64": 5,
+    "f16": 6,
+    "f32": 7,
+    "f64": 8,
+    "bf16": 9,
+}  # CUtensorMapDataType
 SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 FILLS = {"zero": 0, "nan": 1}
 ERROR_LOG, ERROR_LOG_BYTES = 5, 6  # CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
@@ -56,8 +67,8 @@ class Gpu:
             maps = {name: self.tensor_map(m, addresses[m.tensor].value) for name, m in program.maps.items()}
             parameters = (c_void_p * (len(addresses) + len(maps)))(
                 *(ctypes.addressof(a) for a in addresses.values()), *(m.ctypes.data for m in maps.values()))  # fmt: skip
-            self.call("cuLaunchKernel", function, c_uint(program.grid), c_uint(1), c_uint(1), c_uint(program.block), c_uint(1), c_uint(1),
-                      c_uint(0), c_void_p(0), parameters, c_void_p(0))  # fmt: skip
+            shape = [c_uint(n) for n in (program.grid, 1, 1, program.block, 1, 1, 0)]  # grid, block, dynamic shared bytes
+            self.call("cuLaunchKernel", function, *shape, c_void_p(0), parameters, c_void_p(0))
             self.call("cuCtxSynchronize")
             for name in program.outputs:
                 x = arrays[name]
@@ -84,9 +95,11 @@ class Gpu:
         raw = np.zeros(192, np.uint8)
         out = raw[-raw.ctypes.data % 64 :][:128]
         rank = len(m.dims)
-        self.call("cuTensorMapEncodeTiled", c_void_p(out.ctypes.data), c_int(DATA_TYPES[m.dtype]), c_uint32(rank), c_void_p(address),
-                  (c_uint64 * rank)(*m.dims), (c_uint64 * max(rank - 1, 1))(*m.byte_strides), (c_uint32 * rank)(*m.box),
-                  (c_uint32 * rank)(*([1] * rank)), c_int(0), c_int(SWIZZLES[m.swizzle]), c_int(0), c_int(FILLS[m.fill]))  # fmt: skip
+        self.call("cuTensorMapEncodeTiled", c_void_p(out.ctypes.data), c_int(DATA_TYPES[m.dtype]), c_uint32(rank),
+                  c_void_p(address), (c_uint64 * rank)(*m.dims), (c_uint64 * max(rank - 1, 1))(*m.byte_strides),
+                  (c_uint32 * rank)(*m.box),
+                  (c_uint32 * rank)(*([1] * rank)), c_int(0), c_int(SWIZZLES[m.swizzle]), c_int(0),
+                  c_int(FILLS[m.fill]))  # fmt: skip
         return out
 
 
@@ -94,9 +107,6 @@ class Emulated:
     """The emulator in the same place: run(program) answers in the same form."""
 
     def run(self, program: Program) -> tuple[dict[str, np.ndarray], dict[str, bytes]]:
-        from emulator.hw import tensormap
         from programs.program import emulate
 
-        maps = {n: tensormap.encode(address=0, dtype=m.dtype, dims=m.dims, strides=m.byte_strides, box=m.box, swizzle=m.swizzle, fill=m.fill)
-                for n, m in program.maps.items()}  # fmt: skip
-        return emulate(program), {n: raw[:64] for n, raw in maps.items()}
+        return emulate(program), {n: m.encoded(0)[:64] for n, m in program.maps.items()}

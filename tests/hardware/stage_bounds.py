@@ -15,9 +15,9 @@ a sum of K products in a tensor core          K / 8 instructions at most. In eac
     one instruction loses u S, u = 17 * 2^-25 + 2^-23, and n of them n u S (1 + u)^n (emulator/hw/numerics.py: chain_error_bound).
     Products of balls: |A| rB + rA |B| + rA rB beside it.
 
-Which values are rounded where is the union over the rungs (ALGORITHM.md, section 5): each operand of a product counts as rounded to
-io where any rung rounds it, A and P twice for beta folded in, scores' operands always to bf16, products of the inverse as cut
-to tf32. An extra rounding only widens the ball. Elements that nothing computes (above the diagonal) must have the same bits.
+Which values are rounded where is the union over the rungs (ALGORITHM.md, section 5): each operand of a product counts as rounded
+to io where any rung rounds it, A twice for beta folded in, scores' operands always to bf16, products of the inverse as cut to
+tf32. An extra rounding only widens the ball. Elements that nothing computes (above the diagonal) must have the same bits.
 """
 
 from __future__ import annotations
@@ -169,7 +169,11 @@ def prepared(q: Ball, k: Ball, v: Ball, G: Ball, beta: Ball, scale: float, io: s
     L = L.off((beta.rad / np.maximum(np.abs(beta.mid), 1e-30))[:, None]).rounded("split")
     strict = np.tril(np.ones((C, C)), -1) > 0
     A = inverse(Ball(np.where(strict, L.mid, 0), np.where(strict, L.rad, 0)))
-    return {"Aqk": (scores(q, k, G) * scale).rounded(io, 2), "Akk": A.rounded(io), **decayed(q, k, v, G, beta, A.rounded(io, 2), io)}
+    return {
+        "Aqk": (scores(q, k, G) * scale).rounded(io, 2),
+        "Akk": A.rounded(io),
+        **decayed(q, k, v, G, beta, A.rounded(io, 2), io),
+    }
 
 
 def decayed(q: Ball, k: Ball, v: Ball, G: Ball, beta: Ball, A: Ball, io: str) -> dict[str, Ball]:
@@ -177,7 +181,8 @@ def decayed(q: Ball, k: Ball, v: Ball, G: Ball, beta: Ball, A: Ball, io: str) ->
     b, decay = Ball(beta.mid[:, None], beta.rad[:, None]), power(G)
     last = Ball(G.mid[-1:] - G.mid, np.where(G.rad > 0, G.rad[-1:] + G.rad, 0))
     return {
-        "w": product(A, ((k * b).rounded(io) * decay).rounded(io, 2)).rounded(io), "u": product(A, (v * b).rounded(io)).rounded(io),
+        "w": product(A, ((k * b).rounded(io) * decay).rounded(io, 2)).rounded(io),
+        "u": product(A, (v * b).rounded(io)).rounded(io),
         "qg": (q * decay).rounded(io, 2), "kg": (k * power(last)).rounded(io, 2),
     }  # fmt: skip
 
@@ -271,15 +276,19 @@ def _gate(g: Given) -> dict[str, Ball]:
 
 
 def _inputs(g: Given, b: int, hv: int, h: int, c: slice) -> tuple[Ball, ...]:
-    return tuple(exact(g.x[n][b, c, h if n in "qk" else hv]) if n in g.x else exact(np.zeros((CHUNK, 1))) for n in ("q", "k", "v", "g2", "beta"))
+    return tuple(
+        exact(g.x[n][b, c, h if n in "qk" else hv]) if n in g.x else exact(np.zeros((CHUNK, 1)))
+        for n in ("q", "k", "v", "g2", "beta")
+    )
 
 
 def _shapes(g: Given) -> dict[str, tuple]:
     like = g.x["g2"] if "g2" in g.x else g.x["g"] if "g" in g.x else g.x["w"]
     (B, T, HV, K), V = like.shape, g.x["v" if "v" in g.x else "u" if "u" in g.x else "v_new" if "v_new" in g.x else "k"].shape[3]
     keys, chunks = (B, T, HV, K), T // CHUNK
-    return {"w": keys, "qg": keys, "kg": keys, "u": (B, T, HV, V), "v_new": (B, T, HV, V), "o": (B, T, HV, V), "Aqk": (B, T, HV, CHUNK),
-            "Akk": (B, T, HV, CHUNK), "gl": (B, chunks, HV, K), "fade": (B, chunks, HV), "h": (B, chunks, HV, K, V),
+    return {"w": keys, "qg": keys, "kg": keys, "u": (B, T, HV, V), "v_new": (B, T, HV, V), "o": (B, T, HV, V),
+            "Aqk": (B, T, HV, CHUNK), "Akk": (B, T, HV, CHUNK), "gl": (B, chunks, HV, K), "fade": (B, chunks, HV),
+            "h": (B, chunks, HV, K, V),
             "final_state": (B, HV, K, V)}  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""A recorded stage against the emulator: bit for bit where the order of instructions fixes every rounding, else within the stage's
-derived balls (stage_bounds.py)."""
+"""A recorded stage against the emulator: bit for bit where the order of instructions fixes every rounding, else within the
+stage's derived balls (stage_bounds.py)."""
 
 from __future__ import annotations
 
@@ -54,10 +54,14 @@ def compare(rung: dict, stage: dict, fixture: Fixture, watch=None) -> list[Row]:
             bitwise, worst, complaint = ball is None, 0.0, ""
             if bitwise and (a != b).any():
                 i = int(np.argmax(a != b))
-                complaint = f"element {i}: hardware 0x{int(a[i]):x}, emulator 0x{int(b[i]):x}; {int((a != b).sum())} of {len(a)} differ"
+                complaint = (
+                    f"element {i}: hardware 0x{int(a[i]):x}, emulator 0x{int(b[i]):x}; {int((a != b).sum())} of {len(a)} differ"
+                )
             elif not bitwise:
                 worst, complaint = _within(values(theirs, dtype), values(ours, dtype), a != b, ball)
-            rows.append(Row(rung["rung"], cell, stage["name"], name, output, len(a), int((a == b).sum()), bitwise, worst, complaint))
+            rows.append(
+                Row(rung["rung"], cell, stage["name"], name, output, len(a), int((a == b).sum()), bitwise, worst, complaint)
+            )
     return rows
 
 

@@ -99,12 +99,15 @@ class Launcher:
         given = [v for n, v in zip(self.names, args, strict=True) if self.signature[n] != "constexpr"]
         tensors = [v for v in given if hasattr(v, "data_ptr") and v.numel()]
         touched = [stage.see(t) for t in tensors]
-        values = [v.data_ptr() if hasattr(v, "data_ptr") else int(v) if isinstance(v, bool) else 0 if v is None else v for v in given]
+        values = [
+            v.data_ptr() if hasattr(v, "data_ptr") else int(v) if isinstance(v, bool) else 0 if v is None else v for v in given
+        ]
         kernel = decode(ptx).kernels[md.name]
         block = parameter_block(kernel, values + [0] * (len(kernel.params) - len(values)), GlobalMemory())
         at = relocations(block, [(t.data_ptr(), _span(t) * t.element_size()) for t in tensors], touched)
-        stage.launches.append({"ptx": stage.text(ptx), "kernel": md.name, "grid": [gx, gy, gz], "block": [32 * md.num_warps, 1, 1],
-                               "shared": md.shared, "parameters": block.hex(), "relocations": at})  # fmt: skip
+        stage.launches.append({"ptx": stage.text(ptx), "kernel": md.name, "grid": [gx, gy, gz],
+                               "block": [32 * md.num_warps, 1, 1], "shared": md.shared, "parameters": block.hex(),
+                               "relocations": at})  # fmt: skip
         self.inner(gx, gy, gz, stream, function, packed, launch_metadata, enter, leave, *args)
         stage.look(touched)
 
@@ -147,7 +150,12 @@ class Target:
         from _common.cute import compile_unit
 
         function, artifact = self.inner.load(unit), compile_unit(unit)
-        name = {"name": unit.name, "source": str(unit.source.resolve().relative_to(ROOT)), "params": list(unit.params), "key": unit.key}
+        name = {
+            "name": unit.name,
+            "source": str(unit.source.resolve().relative_to(ROOT)),
+            "params": list(unit.params),
+            "key": unit.key,
+        }
 
         def run(*args):
             if not _open:

@@ -23,7 +23,15 @@ def replay(stage: dict, fixture: Fixture, watch=None) -> list[np.ndarray]:
         for offset, i, into in launch["relocations"]:
             memory.add(held[i], f"buffer {i} ({', '.join(names(stage['buffers'][i])) or 'scratch'})")
             block[offset : offset + 8] = (held[i].ctypes.data + into).to_bytes(8, "little")
-        device.launch(fixture.index["ptx"][launch["ptx"]], launch["kernel"], launch["grid"], launch["block"], launch["shared"], bytes(block), memory=memory)
+        device.launch(
+            fixture.index["ptx"][launch["ptx"]],
+            launch["kernel"],
+            launch["grid"],
+            launch["block"],
+            launch["shared"],
+            bytes(block),
+            memory=memory,
+        )
     return held
 
 

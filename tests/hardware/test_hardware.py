@@ -62,4 +62,6 @@ def test_program(name):
 @pytest.mark.parametrize("rung, stage", stages())
 def test_stage(rung, stage):
     rows = stage_compare.compare(rung, stage, fixture())
-    assert rows and not any(row.complaint for row in rows), "\n".join(f"{row.tensor}: {row.complaint}" for row in rows if row.complaint)
+    assert rows and not any(row.complaint for row in rows), "\n".join(
+        f"{row.tensor}: {row.complaint}" for row in rows if row.complaint
+    )

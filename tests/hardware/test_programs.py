@@ -1,5 +1,5 @@
-"""The one-instruction programs themselves, without hardware: they assemble for sm_90a, the emulator runs them without a finding in
-several interleavings, and where the manual decides the answer its answer is the manual's."""
+"""The one-instruction programs themselves, without hardware: they assemble for sm_90a, the emulator runs them without a finding
+in two interleavings, and where the manual decides the answer its answer is the manual's."""
 
 import re
 import subprocess
@@ -26,7 +26,11 @@ def test_programs_assemble(module, tmp_path):
     bodies = [t[len(head) :].replace(".entry k(", f".entry k{i}(").replace("p_", f"p{i}_") for i, t in enumerate(texts)]
     source = tmp_path / "programs.ptx"
     source.write_text(head + "\n".join(bodies))
-    done = subprocess.run([triton.knobs.nvidia.ptxas.path, "-arch=sm_90a", "-O1", "-o", tmp_path / "out.cubin", source], capture_output=True, text=True)
+    done = subprocess.run(
+        [triton.knobs.nvidia.ptxas.path, "-arch=sm_90a", "-O1", "-o", tmp_path / "out.cubin", source],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[:2000]
     assert "wgmma" not in done.stderr, done.stderr[:2000]  # ptxas tells when it had to serialise wgmmas
 

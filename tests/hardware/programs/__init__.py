@@ -11,7 +11,18 @@ import importlib
 
 from .program import Program
 
-MODULES = ("conversions", "functions", "floats", "integers", "warps", "matrices", "copies", "tensor_copies", "barriers", "warpgroups")
+MODULES = (
+    "conversions",
+    "functions",
+    "floats",
+    "integers",
+    "warps",
+    "matrices",
+    "copies",
+    "tensor_copies",
+    "barriers",
+    "warpgroups",
+)
 
 
 @functools.cache

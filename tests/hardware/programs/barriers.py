@@ -89,7 +89,8 @@ def states() -> Program:
         return f"mbarrier.pending_count.b64 %r1, {state};", answer
 
     return script("mbarrier states", [
-        init(2), arrive("%rd1"), pending("%rd1", 2), test("%rd1", 0), arrive("%rd2"), pending("%rd2", 1), test("%rd1", 1), test("%rd2", 1),
+        init(2), arrive("%rd1"), pending("%rd1", 2), test("%rd1", 0), arrive("%rd2"), pending("%rd2", 1), test("%rd1", 1),
+        test("%rd2", 1),
         arrive("%rd3"), test("%rd3", 0), test("%rd2", 1), ARRIVE, test("%rd3", 1),
     ])  # fmt: skip
 
@@ -110,16 +111,27 @@ ld.shared.u32 %r12, [%r11]; mad.lo.u32 %r13, %r5, 32, %r4; mad.wide.u32 %rd1, %r
 mbarrier.arrive.shared.b64 _, [%r10];
 NEXT: add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 8; @%p3 bra LOOP;"""
     want = (np.arange(8)[:, None] * 100 + np.arange(32)).astype(np.uint32)
-    return Program("mbarrier ring", kernel(body, ["y"], shared=1024), {}, {"y": ((8, 32), np.uint32)}, lambda _: {"y": want}, block=64)
+    return Program(
+        "mbarrier ring", kernel(body, ["y"], shared=1024), {}, {"y": ((8, 32), np.uint32)}, lambda _: {"y": want}, block=64
+    )
 
 
 def named() -> Program:
-    """bar.arrive and bar.sync on barrier 3 for two of three warps: warp 0 leaves words, warp 1 reads them, warp 2 takes no part."""
-    body = """setp.lt.u32 %p1, %t, 32; setp.ge.u32 %p2, %t, 64; @%p2 bra END; and.b32 %r1, %t, 31; mad.lo.u32 %r2, %r1, 4, %smem; @!%p1 bra READ;
+    """bar.arrive and bar.sync on barrier 3 for two of three warps: warp 0 leaves words, warp 1 reads them, warp 2 is apart."""
+    body = """setp.lt.u32 %p1, %t, 32; setp.ge.u32 %p2, %t, 64; @%p2 bra END; and.b32 %r1, %t, 31;
+mad.lo.u32 %r2, %r1, 4, %smem; @!%p1 bra READ;
 mad.wide.u32 %rd1, %r1, 4, %x; ld.global.u32 %r3, [%rd1]; st.shared.u32 [%r2], %r3; bar.arrive 3, 64; bra END;
-READ: bar.sync 3, 64; xor.b32 %r4, %r2, 124; ld.shared.u32 %r3, [%r4]; mad.wide.u32 %rd1, %r1, 4, %y; st.global.u32 [%rd1], %r3; END:"""
+READ: bar.sync 3, 64; xor.b32 %r4, %r2, 124; ld.shared.u32 %r3, [%r4]; mad.wide.u32 %rd1, %r1, 4, %y;
+st.global.u32 [%rd1], %r3; END:"""
     x = generator("named barrier").integers(0, 1 << 32, 32, np.uint64).astype(np.uint32)
-    return Program("bar.sync named", kernel(body, ["x", "y"], shared=1024), {"x": x}, {"y": ((32,), np.uint32)}, lambda i: {"y": i["x"][::-1]}, block=96)
+    return Program(
+        "bar.sync named",
+        kernel(body, ["x", "y"], shared=1024),
+        {"x": x},
+        {"y": ((32,), np.uint32)},
+        lambda i: {"y": i["x"][::-1]},
+        block=96,
+    )
 
 
 def registers() -> Program:

@@ -109,7 +109,9 @@ def from_integer(mode: str, kind: str):
         return {"y": np.ldexp(ROUND[mode](np.ldexp(x, -e)), e).astype(np.float32)}
 
     name = f"cvt.{mode}.f32.{kind}"
-    x = generator(name).integers(0, 1 << 32, 1024, np.uint64).astype(np.uint32) >> generator(name + "s").integers(0, 31, 1024).astype(np.uint32)
+    x = generator(name).integers(0, 1 << 32, 1024, np.uint64).astype(np.uint32) >> generator(name + "s").integers(
+        0, 31, 1024
+    ).astype(np.uint32)
     x[:4] = 0, 1, 0x7FFFFFFF, 0x80000000
     return lanes(name, f"{name} y, x;", {"x": x.view(dtype)}, {"y": np.float32}, manual)
 
@@ -136,6 +138,7 @@ PROGRAMS = [
     *(integral(mode) for mode in ("rni", "rzi", "rmi", "rpi")),
     *(to_integer(mode, kind) for mode, kind in (("rni", "s32"), ("rzi", "s32"), ("rmi", "s32"), ("rpi", "s32"), ("rzi", "u32"))),
     *(from_integer(mode, kind) for mode, kind in (("rn", "s32"), ("rz", "s32"), ("rn", "u32"))),
-    *(between_integers(*pair) for pair in (("s16", "s8"), ("s32", "s16"), ("s64", "s32"), ("s8", "s32"), ("s8", "s64"), ("u16", "u32"),
+    *(between_integers(*pair) for pair in (("s16", "s8"), ("s32", "s16"), ("s64", "s32"), ("s8", "s32"), ("s8", "s64"),
+    ("u16", "u32"),
                                            ("u16", "u64"), ("u32", "u64"), ("u64", "u32"), ("u32", "u16"))),
 ]  # fmt: skip

@@ -11,8 +11,12 @@ import numpy as np
 from .program import Program, generator, kernel
 
 BYTES = 4096
-PATTERN = "mov.b32 %r1, %t; L0: mad.lo.u32 %r2, %r1, 4, %smem; xor.b32 %r3, %r1, 0x5a5a0000; st.shared.u32 [%r2], %r3; add.u32 %r1, %r1, 32; setp.lt.u32 %p7, %r1, 1024; @%p7 bra L0; bar.warp.sync -1;"
-DUMP = "bar.warp.sync -1; mov.b32 %r1, %t; L9: mad.lo.u32 %r2, %r1, 4, %smem; ld.shared.u32 %r3, [%r2]; mad.wide.u32 %rd9, %r1, 4, %y; st.global.u32 [%rd9], %r3; add.u32 %r1, %r1, 32; setp.lt.u32 %p7, %r1, 1024; @%p7 bra L9;"
+PATTERN = """mov.b32 %r1, %t;
+L0: mad.lo.u32 %r2, %r1, 4, %smem; xor.b32 %r3, %r1, 0x5a5a0000; st.shared.u32 [%r2], %r3;
+add.u32 %r1, %r1, 32; setp.lt.u32 %p7, %r1, 1024; @%p7 bra L0; bar.warp.sync -1;"""
+DUMP = """bar.warp.sync -1; mov.b32 %r1, %t;
+L9: mad.lo.u32 %r2, %r1, 4, %smem; ld.shared.u32 %r3, [%r2]; mad.wide.u32 %rd9, %r1, 4, %y; st.global.u32 [%rd9], %r3;
+add.u32 %r1, %r1, 32; setp.lt.u32 %p7, %r1, 1024; @%p7 bra L9;"""
 WAIT = "W{n}: mbarrier.try_wait.parity.shared.b64 %p6, [{bar}], {parity}; @!%p6 bra W{n};"
 INIT = ("setp.eq.u32 %p1, %t, 0; @%p1 mbarrier.init.shared.b64 [%bar], 1; @%p1 fence.mbarrier_init.release.cluster;"
         "fence.proxy.async.shared::cta; bar.warp.sync -1;")  # fmt: skip
@@ -41,7 +45,8 @@ def per_lane(kind: str, size: int, given: bool) -> Program:
 
     body = f"""{PATTERN}
 sub.u32 %r4, 31, %t; mad.lo.u32 %r4, %r4, {2 * size}, %smem; mad.wide.u32 %rd1, %t, {size}, %x; min.u32 %r5, %t, {size};
-cp.async.{kind}.shared.global [%r4], [%rd1], {size}{", %r5" if given else ""}; cp.async.commit_group; cp.async.wait_group 0; {DUMP}"""
+cp.async.{kind}.shared.global [%r4], [%rd1], {size}{", %r5" if given else ""}; cp.async.commit_group; cp.async.wait_group 0;
+{DUMP}"""
     return Program(name, kernel(body, ["x", "y"], shared=BYTES), {"x": source(name)}, OUT, manual)
 
 
@@ -69,7 +74,8 @@ def bulk_load(hint: bool) -> Program:
 
     op = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" + (".L2::cache_hint" if hint else "")
     extra, policy = (", %rd8", "createpolicy.fractional.L2::evict_first.b64 %rd8, 1.0;") if hint else ("", "")
-    body = f"""{PATTERN} {INIT} {policy} add.u64 %rd1, %x, 16; add.u64 %rd2, %x, 4000; add.u32 %r4, %smem, 48; add.u32 %r5, %smem, 2048;
+    body = f"""{PATTERN} {INIT} {policy} add.u64 %rd1, %x, 16; add.u64 %rd2, %x, 4000; add.u32 %r4, %smem, 48;
+add.u32 %r5, %smem, 2048;
 @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%bar], 1056;
 @%p1 {op} [%r4], [%rd1], 1040, [%bar]{extra}; @%p1 {op} [%r5], [%rd2], 16, [%bar]{extra};
 {WAIT.format(n=1, bar="%bar", parity=0)} {DUMP}"""

@@ -74,7 +74,11 @@ def pairs(name: str, arity: int, fn):
     kind = "bf16" if "bf16" in name else "f16"
 
     def value(bits):
-        return bits.view(np.float16).astype(np.float64) if kind == "f16" else (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return (
+            bits.view(np.float16).astype(np.float64)
+            if kind == "f16"
+            else (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        )
 
     def manual(inputs):
         with np.errstate(all="ignore"):

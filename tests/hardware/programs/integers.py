@@ -81,13 +81,15 @@ def bfi():
     given = {n: words(f"bfi {n}", small=n in "cd") for n in "abcd"}
 
     def manual(inputs):
-        return {"y": np.array([field_insert(*row) for row in zip(*(x.tolist() for x in inputs.values()), strict=True)], np.uint32)}
+        return {
+            "y": np.array([field_insert(*row) for row in zip(*(x.tolist() for x in inputs.values()), strict=True)], np.uint32)
+        }
 
     return lanes("bfi.b32", "bfi.b32 y, a, b, c, d;", given, {"y": np.uint32}, manual)
 
 
 def funnel(left: bool, wrap: bool):
-    """[b, a] as 64 bits, shifted by c modulo 32 (wrap) or at most 32 (clamp): the upper half of a left, the lower of a right shift."""
+    """[b, a] as 64 bits, shifted by c modulo 32 (wrap) or at most 32 (clamp): the upper half, or of a right shift the lower."""
 
     def fn(a, b, c):
         n, x = (c & 31 if wrap else min(c, 32)), b << 32 | a
@@ -110,14 +112,18 @@ def dividing(name: str, fn):
 
 
 PROGRAMS = [
-    program("prmt.b32", 3, prmt), *map(lop3, (0xE8, 0x96, 0xC0, 0x3C, 0x01, 0xB8)), field_extract(False), field_extract(True), bfi(),
+    program("prmt.b32", 3, prmt), *map(lop3, (0xE8, 0x96, 0xC0, 0x3C, 0x01, 0xB8)), field_extract(False), field_extract(True),
+    bfi(),
     *(funnel(left, wrap) for left in (False, True) for wrap in (False, True)),
-    program("shl.b32", 2, lambda a, b: a << min(b, 32), small="b"), program("shr.u32", 2, lambda a, b: a >> min(b, 32), small="b"),
+    program("shl.b32", 2, lambda a, b: a << min(b, 32), small="b"),
+    program("shr.u32", 2, lambda a, b: a >> min(b, 32), small="b"),
     program("shr.s32", 2, lambda a, b: signed(a) >> min(b, 31), small="b"),
     program("mul.hi.u32", 2, lambda a, b: a * b >> 32), program("mul.hi.s32", 2, lambda a, b: signed(a) * signed(b) >> 32),
-    program("mul.wide.u32", 2, lambda a, b: a * b, dtype=np.uint64), program("mul.wide.s32", 2, lambda a, b: signed(a) * signed(b), dtype=np.uint64),
+    program("mul.wide.u32", 2, lambda a, b: a * b, dtype=np.uint64),
+    program("mul.wide.s32", 2, lambda a, b: signed(a) * signed(b), dtype=np.uint64),
     program("mad.lo.s32", 3, lambda a, b, c: a * b + c),
-    dividing("div.s32", divided), dividing("rem.s32", lambda a, b: signed(a) - signed(b) * divided(a, b)), dividing("div.u32", lambda a, b: a // b),
+    dividing("div.s32", divided), dividing("rem.s32", lambda a, b: signed(a) - signed(b) * divided(a, b)),
+    dividing("div.u32", lambda a, b: a // b),
     program("popc.b32", 1, lambda a: a.bit_count()), program("clz.b32", 1, lambda a: 32 - a.bit_length()),
     program("brev.b32", 1, lambda a: int(f"{a:032b}"[::-1], 2)),
     program("min.s32", 2, lambda a, b: min(signed(a), signed(b))), program("max.u32", 2, max),

@@ -87,7 +87,8 @@ def transpose() -> Program:
                 y[lane, half] = x[4 * r + c // 2, c % 2]
         return {"y": y.view(np.uint32)[:, 0]}
 
-    body = f"mad.wide.u32 %rd1, %t, 4, %x; ld.global.b32 %r1, [%rd1]; {name} %r2, %r1; mad.wide.u32 %rd2, %t, 4, %y; st.global.b32 [%rd2], %r2;"
+    body = f"""mad.wide.u32 %rd1, %t, 4, %x; ld.global.b32 %r1, [%rd1]; {name} %r2, %r1;
+mad.wide.u32 %rd2, %t, 4, %y; st.global.b32 [%rd2], %r2;"""
     x = generator(name).integers(0, 1 << 32, 32, np.uint64).astype(np.uint32)
     return Program(name, kernel(body, ["x", "y"]), {"x": x}, {"y": ((32,), np.uint32)}, manual)
 
@@ -138,7 +139,9 @@ def tensor_values(name: str, shape: tuple[int, ...], kind: str, spread: int | No
     rng = generator(name)
     if spread is None:
         return rng.integers(-8, 9, shape).astype(np.float32)
-    x = (rng.uniform(1, 2, shape) * rng.choice([-1.0, 1.0], shape) * np.exp2(rng.integers(-spread, spread + 1, shape))).astype(np.float32)
+    x = (rng.uniform(1, 2, shape) * rng.choice([-1.0, 1.0], shape) * np.exp2(rng.integers(-spread, spread + 1, shape))).astype(
+        np.float32
+    )
     keep = {"bf16": 16, "f16": 13, "tf32": 13, "f32": 0}[kind]  # fp32 bits that the format lacks
     return (x.view(np.uint32) >> keep << keep).view(np.float32)
 
@@ -151,16 +154,22 @@ def mma(shape: str, kind: str, out: str = "f32", spread: int | None = None, full
     name = op + (f" spread {spread}" if spread is not None else "") + (" of fp32" if full else "")
     na, nb, nc = k * bits // 64, k * bits // 128, 4 if out == "f32" else 2
     rounds = 1 if spread is None else 8  # independent products
-    a, b = (tensor_values(f"{name} {n}", (rounds, *s), "f32" if full else kind, spread) for n, s in (("a", (16, k)), ("b", (k, 8))))
+    a, b = (
+        tensor_values(f"{name} {n}", (rounds, *s), "f32" if full else kind, spread) for n, s in (("a", (16, k)), ("b", (k, 8)))
+    )
     c = tensor_values(f"{name} c", (rounds, 16, 8), "f32" if out == "f32" else "f16", spread)
+    held = "tf32" if out == "f32" else "f16"  # 32 or 16 bits an element of C and D
+
+    def accumulators(x):
+        return fragments(raw(x, held), lambda lane, i, _: c_element(lane, i), 4, 0)
+
     given = {"a": np.stack([fragments(raw(x, kind), a_element, k // 2, bits) for x in a]),
              "b": np.stack([fragments(raw(x, kind), b_element, k // 4, bits) for x in b]),
-             "c": np.stack([fragments(raw(x, "tf32" if out == "f32" else "f16"), lambda lane, i, _: c_element(lane, i), 4, 0) for x in c])}  # fmt: skip
+             "c": np.stack([accumulators(x) for x in c])}  # fmt: skip
 
     def manual(inputs):
         d = a.astype(np.float64) @ b.astype(np.float64) + c
-        bits = raw(d.astype(np.float32), "tf32" if out == "f32" else "f16")
-        y = np.stack([fragments(x, lambda lane, i, _: c_element(lane, i), 4, 0) for x in bits])
+        y = np.stack([accumulators(x.astype(np.float32)) for x in d])
         return {"y": y.view(np.float32) if out == "f32" else y}
 
     def fetch(array, n, first):
@@ -169,20 +178,30 @@ def mma(shape: str, kind: str, out: str = "f32", spread: int | None = None, full
 
     body = f"""mov.b32 %r0, %ctaid.x; {fetch("a", na, 1)} {fetch("b", nb, 9)} {fetch("c", nc, 13)}
 {op} {{{registers(17, nc)}}}, {{{registers(1, na)}}}, {{{registers(9, nb)}}}, {{{registers(13, nc)}}};
-mad.wide.u32 %rd1, %r0, {128 * nc}, %y; mad.wide.u32 %rd1, %t, 4, %rd1;""" + "".join(f"st.global.b32 [%rd1+{128 * i}], %r{17 + i};" for i in range(nc))
+mad.wide.u32 %rd1, %r0, {128 * nc}, %y; mad.wide.u32 %rd1, %t, 4, %rd1;""" + "".join(
+        f"st.global.b32 [%rd1+{128 * i}], %r{17 + i};" for i in range(nc)
+    )
     dtype = np.float32 if out == "f32" else np.uint32
     if out == "f32":
         body = body.replace("%r13", "%f0").replace("%r14", "%f1").replace("%r15", "%f2").replace("%r16", "%f3")
         body = body.replace("%r17", "%f4").replace("%r18", "%f5").replace("%r19", "%f6").replace("%r20", "%f7")
-    return Program(name, kernel(body, ["a", "b", "c", "y"]), given, {"y": ((rounds, nc, 32), dtype)}, manual if spread is None else None,
-                   grid=rounds, compare=Bitwise(nan=out == "f32"))  # fmt: skip
+    return Program(name, kernel(body, ["a", "b", "c", "y"]), given, {"y": ((rounds, nc, 32), dtype)},
+                   manual if spread is None else None, grid=rounds, compare=Bitwise(nan=out == "f32"))  # fmt: skip
 
 
-TYPES = (("m16n8k16", "bf16"), ("m16n8k8", "bf16"), ("m16n8k16", "f16"), ("m16n8k8", "f16"), ("m16n8k8", "tf32"), ("m16n8k4", "tf32"))
+TYPES = (
+    ("m16n8k16", "bf16"),
+    ("m16n8k8", "bf16"),
+    ("m16n8k16", "f16"),
+    ("m16n8k8", "f16"),
+    ("m16n8k8", "tf32"),
+    ("m16n8k4", "tf32"),
+)
 
 PROGRAMS = [
     *(make(count, trans) for make in (load, store) for count in (1, 2, 4) for trans in (False, True)), transpose(),
     *(mma(*t) for t in TYPES), mma("m16n8k16", "f16", "f16"),
-    *(mma(*t, spread=spread) for t in TYPES for spread in (0, 6)), mma("m16n8k16", "bf16", spread=40), mma("m16n8k8", "tf32", spread=40),
+    *(mma(*t, spread=spread) for t in TYPES for spread in (0, 6)), mma("m16n8k16", "bf16", spread=40),
+    mma("m16n8k8", "tf32", spread=40),
     mma("m16n8k16", "f16", "f16", spread=2), mma("m16n8k8", "tf32", spread=3, full=True),
 ]  # fmt: skip

@@ -35,6 +35,14 @@ class Map:
         size = dict(ELEMENT_TYPES.values())[self.dtype]
         return tuple(size * int(np.prod(self.dims[:i])) for i in range(1, len(self.dims)))
 
+    def encoded(self, address: int) -> bytes:
+        """The map's 128 bytes as the emulator has them."""
+        from emulator.hw import tensormap
+
+        return tensormap.encode(
+            address=address, dtype=self.dtype, dims=self.dims, strides=self.byte_strides, box=self.box, swizzle=self.swizzle,
+            fill=self.fill)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Bitwise:
@@ -137,14 +145,12 @@ class Program:
 def emulate(program: Program, seed: int | None = None, watch=None) -> Arrays:
     """The program's outputs in the emulator. Raises emulator.EmulatorError."""
     import emulator
-    from emulator.hw import tensormap
 
     device, arrays = emulator.Device(ARCH, seed, watch), program.fresh()
     maps = []
     for m in program.maps.values():
         x = arrays[m.tensor]
-        maps.append(tensormap.encode(address=x.ctypes.data, dtype=m.dtype, dims=m.dims, strides=m.byte_strides, box=m.box,
-                                     swizzle=m.swizzle, fill=m.fill))  # fmt: skip
+        maps.append(m.encoded(x.ctypes.data))
         device.memory.add(x, m.tensor)
     device.launch(program.text, "k", program.grid, program.block, 0, [*arrays.values(), *maps])
     return {n: arrays[n] for n in program.outputs}
@@ -165,16 +171,21 @@ def kernel(body: str, parameters: list[str], *, maps: tuple[str, ...] = (), shar
     array in %smem (aligned to 1024 bytes) and eight mbarriers' storage in %bar."""
     declared = [f".param .u64 p_{n}" for n in parameters] + [f".param .align 64 .b8 p_{n}[128]" for n in maps]
     lines = [HEAD, f".visible .entry k({', '.join(declared)}) {directives}\n{{",
-             ".reg .b32 %t, %smem, %bar; .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<40>; .reg .b64 %rd<16>; .reg .f32 %f<16>;",
+             ".reg .b32 %t, %smem, %bar; .reg .pred %p<8>; .reg .b32 %r<40>; .reg .b64 %rd<16>; .reg .f32 %f<16>;",
              registers]  # fmt: skip
     lines += [f".reg .b64 %{n}; ld.param.u64 %{n}, [p_{n}]; cvta.to.global.u64 %{n}, %{n};" for n in parameters]
     lines += [f".reg .b64 %{n}; mov.b64 %{n}, p_{n}; cvta.param.u64 %{n}, %{n};" for n in maps]
     if shared:
-        lines += [f".shared .align 1024 .b8 array[{shared}]; .shared .align 8 .b8 bars[64];", "mov.u32 %smem, array; mov.u32 %bar, bars;"]
+        lines += [
+            f".shared .align 1024 .b8 array[{shared}]; .shared .align 8 .b8 bars[64];",
+            "mov.u32 %smem, array; mov.u32 %bar, bars;",
+        ]
     return "\n".join([*lines, "mov.u32 %t, %tid.x;", body, "ret;\n}\n"])
 
 
-def lanes(name: str, body: str, inputs: Arrays, outputs: Mapping[str, type], manual, compare=None, registers: str = "") -> Program:
+def lanes(
+    name: str, body: str, inputs: Arrays, outputs: Mapping[str, type], manual, compare=None, registers: str = ""
+) -> Program:
     """A program that runs `body` once per element: it finds each input in a register of its name and leaves each output in
     one, as wide as the arrays' elements. All inputs have one length, a multiple of 32."""
     n = len(next(iter(inputs.values())))
@@ -204,10 +215,12 @@ def generator(name: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
 
 
-SPECIAL = np.array([0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x807FFFFF, 0x00800000, 0x80800000, 0x7F7FFFFF, 0xFF7FFFFF,
-                    0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0x3F800000, 0xBF800000, 0x3F7FFFFF, 0x3F800001,
-                    0x477FE000, 0x477FF000, 0x477FEFFF, 0x33000000, 0x33000001, 0x32FFFFFF, 0x38800000, 0x387FFFFF, 0x7F7F8000, 0x7F7F7FFF,
-                    0x4F000000, 0xCF000000], np.uint32)  # fmt: skip
+SPECIAL = np.array([
+    0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x807FFFFF, 0x00800000, 0x80800000,
+    0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF,
+    0x3F800000, 0xBF800000, 0x3F7FFFFF, 0x3F800001, 0x477FE000, 0x477FF000, 0x477FEFFF, 0x33000000,
+    0x33000001, 0x32FFFFFF, 0x38800000, 0x387FFFFF, 0x7F7F8000, 0x7F7F7FFF, 0x4F000000, 0xCF000000,
+], np.uint32)  # fmt: skip
 """Bits of float32 values at the edges of float32, bf16 and fp16: zeros, subnormals, largest numbers, infinities, NaNs, ties."""
 
 

@@ -51,7 +51,9 @@ def _name(kind: str, m: Map, coords: tuple[int, ...]) -> str:
 
 
 def _coordinates(coords: tuple[int, ...]) -> tuple[str, str]:
-    return "".join(f"mov.b32 %r{20 + i}, {c};" for i, c in enumerate(coords)), ", ".join(f"%r{20 + i}" for i in range(len(coords)))
+    return "".join(f"mov.b32 %r{20 + i}, {c};" for i, c in enumerate(coords)), ", ".join(
+        f"%r{20 + i}" for i in range(len(coords))
+    )
 
 
 def load(dims, box, coords, dtype="bf16", swizzle="none", fill="zero", strides=None, hint=False) -> Program:
@@ -65,15 +67,17 @@ def load(dims, box, coords, dtype="bf16", swizzle="none", fill="zero", strides=N
             y[at // size] = fill_bits(m) if index is None else x[index]
         return {"y": y.view(np.uint32)}
 
+    op = f"cp.async.bulk.tensor.{len(dims)}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     setup, c = _coordinates(coords)
-    tail, policy = (".L2::cache_hint", "createpolicy.fractional.L2::evict_last.b64 %rd8, 1.0;") if hint else ("", "")
+    tail, by, policy = "", "", ""
+    if hint:
+        tail, by, policy = ".L2::cache_hint", ", %rd8", "createpolicy.fractional.L2::evict_last.b64 %rd8, 1.0;"
     body = f"""{INIT} {setup} {policy} @!%p1 bra GO;
 mbarrier.arrive.expect_tx.shared.b64 _, [%bar], {nbytes};
-cp.async.bulk.tensor.{len(dims)}d.shared::cta.global.tile.mbarrier::complete_tx::bytes{tail} [%smem], [%map, {{{c}}}], [%bar]{", %rd8" if hint else ""};
+{op}{tail} [%smem], [%map, {{{c}}}], [%bar]{by};
 GO: bar.warp.sync -1; {WAIT.format(n=1, bar="%bar", parity=0)}
 mov.b32 %r1, %t; COPY: setp.ge.u32 %p2, %r1, {nbytes // 4}; @%p2 bra END; mad.lo.u32 %r2, %r1, 4, %smem; ld.shared.u32 %r3, [%r2];
 mad.wide.u32 %rd1, %r1, 4, %y; st.global.u32 [%rd1], %r3; add.u32 %r1, %r1, 32; bra COPY; END:"""
-    body = body.replace("shared::cta.global.tile", "shared::cluster.global.tile")
     text = kernel(body, ["x", "y"], maps=("map",), shared=max(nbytes, 1024))
     return Program(name, text, {"x": _tensor(name, m)}, {"y": ((nbytes // 4,), np.uint32)}, manual, maps={"map": m})
 
@@ -94,7 +98,8 @@ def store(dims, box, coords, dtype="bf16", swizzle="none", strides=None) -> Prog
 
     setup, c = _coordinates(coords)
     body = f"""setp.eq.u32 %p1, %t, 0; {setup}
-mov.b32 %r1, %t; FILL: setp.ge.u32 %p2, %r1, {nbytes // 4}; @%p2 bra FULL; mad.lo.u32 %r2, %r1, 4, %smem; mad.lo.u32 %r3, %r1, 0x10001, 1;
+mov.b32 %r1, %t; FILL: setp.ge.u32 %p2, %r1, {nbytes // 4}; @%p2 bra FULL; mad.lo.u32 %r2, %r1, 4, %smem;
+mad.lo.u32 %r3, %r1, 0x10001, 1;
 st.shared.u32 [%r2], %r3; add.u32 %r1, %r1, 32; bra FILL; FULL: fence.proxy.async.shared::cta; bar.warp.sync -1; @!%p1 bra END;
 cp.async.bulk.tensor.{len(dims)}d.global.shared::cta.tile.bulk_group [%map, {{{c}}}], [%smem];
 cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END:"""
@@ -102,15 +107,19 @@ cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END:"""
     return Program(name, text, {}, {"y": ((room,), np.uint8)}, manual, maps={"map": m})
 
 
-# dims, box, coordinates, dtype, swizzle: inside, and over each edge. Swizzled rows are as wide as the swizzle, as the rungs have them.
+# dims, box, coordinates, dtype, swizzle: inside, and over each edge. Swizzled rows are as wide as the swizzle, as in the rungs.
 BOXES = (
     ((64,), (64,), (0,), "bf16", "none"), ((1000,), (128,), (960,), "bf16", "none"), ((64,), (32,), (-8,), "f32", "none"),
-    ((64, 16), (64, 8), (0, 4), "bf16", "128B"), ((128, 24), (64, 16), (64, 0), "bf16", "128B"), ((96, 20), (64, 8), (64, 15), "bf16", "128B"),
-    ((40, 20), (32, 8), (16, 15), "bf16", "64B"), ((64, 20), (32, 16), (32, 0), "f16", "64B"), ((64, 20), (16, 16), (-8, -2), "bf16", "32B"),
+    ((64, 16), (64, 8), (0, 4), "bf16", "128B"), ((128, 24), (64, 16), (64, 0), "bf16", "128B"),
+    ((96, 20), (64, 8), (64, 15), "bf16", "128B"),
+    ((40, 20), (32, 8), (16, 15), "bf16", "64B"), ((64, 20), (32, 16), (32, 0), "f16", "64B"),
+    ((64, 20), (16, 16), (-8, -2), "bf16", "32B"),
     ((64, 12), (32, 8), (0, 2), "f32", "128B"), ((64, 12), (16, 8), (48, 8), "f32", "64B"),
     ((64, 6, 3), (16, 4, 2), (32, 3, 2), "bf16", "32B"), ((64, 6, 3), (64, 4, 2), (0, -1, 1), "bf16", "128B"),
-    ((32, 10, 2, 2), (8, 4, 1, 2), (-4, -2, 1, 0), "bf16", "none"), ((64, 2, 70, 2), (64, 1, 64, 1), (0, 1, 64, 1), "bf16", "128B"),
-    ((16, 5, 3, 2, 3), (16, 2, 2, 1, 2), (0, 4, -1, 1, 2), "f32", "64B"), ((32, 3, 2, 2, 2), (32, 2, 2, 2, 1), (0, 1, 0, 0, 1), "bf16", "64B"),
+    ((32, 10, 2, 2), (8, 4, 1, 2), (-4, -2, 1, 0), "bf16", "none"),
+    ((64, 2, 70, 2), (64, 1, 64, 1), (0, 1, 64, 1), "bf16", "128B"),
+    ((16, 5, 3, 2, 3), (16, 2, 2, 1, 2), (0, 4, -1, 1, 2), "f32", "64B"),
+    ((32, 3, 2, 2, 2), (32, 2, 2, 2, 1), (0, 1, 0, 0, 1), "bf16", "64B"),
     ((64, 8), (32, 8), (0, 0), "u8", "none"), ((64, 8), (16, 8), (3, 1), "u16", "32B"), ((17, 8), (4, 4), (1, 5), "f64", "32B"),
 )  # fmt: skip
 

@@ -54,6 +54,12 @@ def descriptor(base: int, leading: int, stride: int, swizzle: str) -> int:
     return base >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | CODE[swizzle] << 62
 
 
+def room(rows: int, row: int, swizzle: str, mn_major: bool, bits: int) -> int:
+    """Bytes of an operand of `rows` rows of `row` bytes along K, in whole kilobytes, where every swizzle pattern starts anew."""
+    used = max(rows, SPAN[swizzle] * 8 // bits) * row if mn_major else rows * max(SPAN[swizzle], row)
+    return -(-used // 1024) * 1024
+
+
 def d_element(thread: int, i: int) -> tuple[int, int]:
     """(row, column) of accumulator i: a warp has 16 rows; two columns, then eight rows further down, then eight columns on."""
     warp, lane = thread // 32, thread % 32
@@ -71,19 +77,19 @@ def gathered(m: np.ndarray, element, count: int) -> np.ndarray:
     return np.stack([np.array([m[element(t, i)] for i in range(count)], m.dtype) for t in range(128)])
 
 
-def wgmma(n: int, kind: str = "bf16", a_from: str = "shared", swizzle: str = "128B", a_swizzle: str | None = None, trans_a: bool = False,
-          trans_b: bool = False, scale: tuple[int, int, int] = (1, 1, 1), spread: int | None = None, steps: int = 1, full: bool = False) -> Program:  # fmt: skip
+def wgmma(n: int, kind: str = "bf16", a_from: str = "shared", swizzle: str = "128B", a_swizzle: str | None = None,
+          trans_a: bool = False, trans_b: bool = False, scale: tuple[int, int, int] = (1, 1, 1), spread: int | None = None,
+          steps: int = 1, full: bool = False) -> Program:  # fmt: skip
     """scale: (scale-d, imm-scale-a, imm-scale-b). steps: instructions of one group, each over its own K of the operands."""
     k, bits, a_swizzle = K[kind], 32 if kind == "tf32" else 16, a_swizzle or swizzle
     op = f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kind}.{kind}"
-    name = (f"{op} A {a_from}{f' {a_swizzle}' if a_from == 'shared' else ''}{' MN-major' if trans_a else ''}, B {swizzle}{' MN-major' if trans_b else ''}"
-            f" scale {scale} steps {steps}" + ("" if spread is None else f" spread {spread}") + (" of fp32" if full else ""))  # fmt: skip
+    name = f"{op} A {a_from}" + (f" {a_swizzle}" if a_from == "shared" else "") + (" MN-major" if trans_a else "")
+    name += f", B {swizzle}" + (" MN-major" if trans_b else "") + f" scale {scale} steps {steps}"
+    name += ("" if spread is None else f" spread {spread}") + (" of fp32" if full else "")
     drawn = "f32" if full else kind
     a, b = tensor_values(name + " a", (steps, 64, k), drawn, spread), tensor_values(name + " b", (steps, n, k), drawn, spread)
     c = tensor_values(name + " c", (64, n), "f32", spread)
-    each = {"a": 64 * max(SPAN[a_swizzle], k * bits // 8) if not trans_a else max(64, SPAN[a_swizzle] * 8 // bits) * k * bits // 8,
-            "b": n * max(SPAN[swizzle], k * bits // 8) if not trans_b else max(n, SPAN[swizzle] * 8 // bits) * k * bits // 8}  # fmt: skip
-    each = {x: -(-v // 1024) * 1024 for x, v in each.items()}
+    each = {"a": room(64, k * bits // 8, a_swizzle, trans_a, bits), "b": room(n, k * bits // 8, swizzle, trans_b, bits)}
     image = np.zeros(steps * (each["b"] + (each["a"] if a_from == "shared" else 0)), np.uint8)
     words, at = {"a": [], "b": []}, 0
     for s in range(steps):
@@ -97,15 +103,21 @@ def wgmma(n: int, kind: str = "bf16", a_from: str = "shared", swizzle: str = "12
         given["a"] = np.stack([p.view(np.uint32) for p in parts])  # [steps, 128, 4]
 
     def manual(_):
-        d = sum(x.astype(np.float64) @ y.astype(np.float64).T for x, y in zip(a, b, strict=True)) * scale[1] * scale[2] + scale[0] * c
+        d = (
+            sum(x.astype(np.float64) @ y.astype(np.float64).T for x, y in zip(a, b, strict=True)) * scale[1] * scale[2]
+            + scale[0] * c
+        )
         return {"y": gathered(d.astype(np.float32), d_element, n // 2)}
 
     acc = ", ".join(f"%d{i}" for i in range(n // 2))
     body = [f"""
-mov.b32 %r1, %t; COPY: setp.ge.u32 %p1, %r1, {len(image) // 16}; @%p1 bra COPIED; mad.wide.u32 %rd1, %r1, 16, %image; mad.lo.u32 %r2, %r1, 16, %smem;
+mov.b32 %r1, %t;
+COPY: setp.ge.u32 %p1, %r1, {len(image) // 16}; @%p1 bra COPIED; mad.wide.u32 %rd1, %r1, 16, %image;
+mad.lo.u32 %r2, %r1, 16, %smem;
 ld.global.v4.b32 {{%r3, %r4, %r5, %r6}}, [%rd1]; st.shared.v4.b32 [%r2], {{%r3, %r4, %r5, %r6}}; add.u32 %r1, %r1, 128; bra COPY;
 COPIED: fence.proxy.async.shared::cta; bar.sync 0;
-shr.u32 %r1, %smem, 4; and.b32 %r1, %r1, 0x3fff; cvt.u64.u32 %rd9, %r1; mad.wide.u32 %rd2, %t, {2 * n}, %c; mad.wide.u32 %rd4, %t, 16, {"%a" if a_from == "registers" else "%c"};
+shr.u32 %r1, %smem, 4; and.b32 %r1, %r1, 0x3fff; cvt.u64.u32 %rd9, %r1; mad.wide.u32 %rd2, %t, {2 * n}, %c;
+mad.wide.u32 %rd4, %t, 16, {"%a" if a_from == "registers" else "%c"};
 setp.ne.b32 %p2, {scale[0]}, 0;""", *(f"ld.global.b32 %d{i}, [%rd2+{4 * i}];" for i in range(n // 2))]  # fmt: skip
     for s in range(steps):
         if a_from == "registers":
@@ -121,18 +133,29 @@ setp.ne.b32 %p2, {scale[0]}, 0;""", *(f"ld.global.b32 %d{i}, [%rd2+{4 * i}];" fo
     body += ["wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;", f"mad.wide.u32 %rd7, %t, {2 * n}, %y;"]
     body += [f"st.global.b32 [%rd7+{4 * i}], %d{i};" for i in range(n // 2)]
     text = kernel("\n".join(body), [*given, "y"], shared=len(image), registers=f".reg .f32 %d<{n // 2}>;")
-    return Program(name, text, given, {"y": ((128, n // 2), np.float32)}, manual if spread is None else None, block=128, compare=Bitwise(nan=True))
+    return Program(
+        name,
+        text,
+        given,
+        {"y": ((128, n // 2), np.float32)},
+        manual if spread is None else None,
+        block=128,
+        compare=Bitwise(nan=True),
+    )
 
 
 SWIZZLES = ("none", "32B", "64B", "128B")
 
 PROGRAMS = [
     *(wgmma(n, a_from=a) for n in (8, 32, 64, 128, 256) for a in ("registers", "shared")),
-    *(wgmma(64, swizzle=s, trans_b=t) for s in SWIZZLES[:3] for t in (False, True)), wgmma(64, trans_b=True), wgmma(128, trans_b=True, a_from="registers"),
+    *(wgmma(64, swizzle=s, trans_b=t) for s in SWIZZLES[:3] for t in (False, True)), wgmma(64, trans_b=True),
+    wgmma(128, trans_b=True, a_from="registers"),
     *(wgmma(64, a_swizzle=s, trans_a=True) for s in SWIZZLES), wgmma(32, trans_b=True, swizzle="64B", a_from="registers"),
     wgmma(64, trans_a=True, trans_b=True), wgmma(64, kind="f16", a_from="registers"), wgmma(128, kind="f16", trans_b=True),
     *(wgmma(64, kind="tf32", a_from=a, swizzle=s) for a in ("registers", "shared") for s in ("32B", "128B")),
-    wgmma(64, scale=(0, 1, 1)), wgmma(64, scale=(1, -1, 1)), wgmma(64, scale=(1, 1, -1)), wgmma(64, scale=(1, -1, -1)), wgmma(64, steps=4, swizzle="32B"),
+    wgmma(64, scale=(0, 1, 1)), wgmma(64, scale=(1, -1, 1)), wgmma(64, scale=(1, 1, -1)), wgmma(64, scale=(1, -1, -1)),
+    wgmma(64, steps=4, swizzle="32B"),
     *(wgmma(64, kind=kind, spread=spread) for kind in ("bf16", "f16", "tf32") for spread in (0, 6)), wgmma(64, spread=40),
-    wgmma(64, a_from="registers", spread=3, steps=4, swizzle="32B"), wgmma(64, kind="tf32", a_from="registers", spread=3, full=True),
+    wgmma(64, a_from="registers", spread=3, steps=4, swizzle="32B"),
+    wgmma(64, kind="tf32", a_from="registers", spread=3, full=True),
 ]  # fmt: skip

@@ -1,5 +1,5 @@
-"""Instructions across the lanes of a warp (PTX ISA, shfl.sync, "Parallel Synchronization and Communication Instructions": vote.sync,
-redux.sync, elect.sync). One warp per 32 elements; the expected values are loops over lanes.
+"""Instructions across the lanes of a warp (PTX ISA, shfl.sync, "Parallel Synchronization and Communication Instructions":
+vote.sync, redux.sync, elect.sync). One warp per 32 elements; the expected values are loops over lanes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def vote(mode: str, partial: bool):
     op = "vote.sync.ballot.b32 y" if mode == "ballot" else f"vote.sync.{mode}.pred %p2"
     mask, guard = ("0xaaaaaaaa", "and.b32 %r1, %t, 1; setp.eq.u32 %p3, %r1, 0; @%p3 bra OVER;") if partial else ("-1", "")
     body = (f"mov.b32 y, 0; {guard} and.b32 %r2, a, 1; setp.ne.u32 %p1, %r2, 0; {op}, %p1, {mask};"
-            + ("" if mode == "ballot" else "selp.b32 y, 1, 0, %p2;") + (" OVER: bar.warp.sync -1;" if partial else ""))  # fmt: skip
+            + ("" if mode == "ballot" else "selp.b32 y, 1, 0, %p2;")
+            + (" OVER: bar.warp.sync -1;" if partial else ""))  # fmt: skip
     return lanes(f"vote.sync.{mode}{' partial' if partial else ''}", body, {"a": a}, {"y": np.uint32}, by_warp(fn))
 
 
@@ -87,7 +88,8 @@ def elected():
     """Exactly one lane of the warp is elected, and every lane is told the same; the manual leaves open which. Kept: how many
     were, and how many lanes were told that lane."""
     body = ("elect.sync %r1|%p1, -1; vote.sync.ballot.b32 %r2, %p1, -1; popc.b32 %r3, %r2; shl.b32 %r4, 1, %r1;"
-            "setp.eq.u32 %p2, %r4, %r2; vote.sync.ballot.b32 %r5, %p2, -1; popc.b32 %r5, %r5; mad.lo.u32 y, %r5, 256, %r3;")  # fmt: skip
+            "setp.eq.u32 %p2, %r4, %r2; vote.sync.ballot.b32 %r5, %p2, -1; popc.b32 %r5, %r5;"
+            "mad.lo.u32 y, %r5, 256, %r3;")  # fmt: skip
     return lanes("elect.sync", body, {"a": np.zeros(N, np.uint32)}, {"y": np.uint32}, by_warp(lambda rows: [32 * 256 + 1] * 32))
 
 
