@@ -1,7 +1,7 @@
 """Rung 005: one kernel prepares the chunks, from the raw inputs.
 
 It reads q, k, v, gate and beta once and writes what the state kernel reads, once, in the io dtype; the chunk's decay
-goes over as one fp32 row per chunk. Equations: kernels/kda/ALGORITHM.md; phases: prep_sm90.py.
+goes over as one fp32 row per chunk. Equations: kernels/kda/ALGORITHM.md; phases: prep.py.
 
 | stage | kernels   | leaves                                                                     |
 |-------|-----------|----------------------------------------------------------------------------|
@@ -22,15 +22,16 @@ from _common.cute import Unit
 from kernels.kda.contract import CHUNK, Problem, Stage, kda_op
 
 HERE = Path(__file__).parent
+STATE = {"sm_90a": "state_sm90.py", "sm_100a": "state_sm100.py", "sm_103a": "state_sm100.py"}
 CALLS = CallCache()
 
 
 def state_unit(arch: str, K: int, V: int, dtype: str, has_h0: bool) -> Unit:
-    return Unit("kda_state", HERE / "state_sm90.py", arch, (("K", K), ("V", V), ("dtype", dtype), ("has_h0", has_h0)))
+    return Unit("kda_state", HERE / STATE[arch], arch, (("K", K), ("V", V), ("dtype", dtype), ("has_h0", has_h0)))
 
 
 def prep_unit(arch: str, **params) -> Unit:
-    return Unit("kda_prep", HERE / "prep_sm90.py", arch, tuple(params.items()))
+    return Unit("kda_prep", HERE / "prep.py", arch, tuple(params.items()))
 
 
 def prep_params(K: int, V: int, dtype: str, gate: str, bounded: bool, raw: bool) -> dict:

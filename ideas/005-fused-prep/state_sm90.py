@@ -55,8 +55,8 @@ warp read the same elements of u before, so the slot needs no further barrier.
     full_ka    in    1 + bytes        LOAD                                 RECURRENCE before DH
     empty_ka   in    warps            RECURRENCE, a lane a warp, OI done   LOAD
     full_g     u     1 + bytes        LOAD                                 DECAY
-    full_o     u     warps            RECURRENCE, a lane a warp            STORE
-    empty_u    u     1                STORE, once o has left the slot      LOAD (covers gl row, decay, u, o)
+    full_o     u     32 warps         RECURRENCE, every lane               STORE; DECAY before it writes again
+    empty_u    u     1                STORE, once o has left the slot      LOAD (covers gl row, u, o)
     warps = 4 a recurrence warpgroup. `bar.sync 0` only once, after the barriers' initialisation. The async-proxy fence
     between stmatrix and the TMA store stands in STORE, after its wait: the fence may be anywhere on the path (PTX ISA,
     "Causality Order": proxy-preserved base causality order), and there it delays no product.
@@ -291,12 +291,12 @@ class KdaState:
     @cute.jit
     def init_barriers(self, bars, warp_id: Int32):
         warps = 4 * self.groups
-        counts = dict(full=2 + 32, empty_wq=warps, full_ka=1, empty_ka=warps, full_g=1, full_o=warps, empty_u=1)
+        counts = dict(full=2 + 32, empty_wq=warps, full_ka=1, empty_ka=warps, full_g=1, full_o=32 * warps, empty_u=1)
         if warp_id == 0:
             with cute.arch.elect_one():
                 self.init_ring(bars, IN_BARRIERS, self.stages, counts)
                 self.init_ring(bars, U_BARRIERS, self.u_stages, counts)
-            cute.arch.mbarrier_init_fence()
+        # TMA, too, uses an mbarrier through the generic proxy (PTX ISA, cp.async.bulk.tensor): this hands it to all
         cute.arch.sync_threads()
 
     def init_ring(self, bars, names, stages: int, counts):
@@ -348,10 +348,14 @@ class KdaState:
 
     @cute.jit
     def decay(self, s_g: cute.Tensor, s_decay: cute.Tensor, bars, chunks: Int32):
-        """decay = 2^G. The slot is free when gl's row is in: LOAD had waited for empty_u, which covers both."""
+        """decay = 2^G, in the slot of the row it comes from.
+
+        full_g comes after empty_u, which comes after full_o, so the first wait never blocks. It names the readers'
+        own arrivals as what frees the slot; racecheck follows no chain through other roles and TMA."""
         lane = cute.arch.lane_idx()
         stage, phase, u_stage, u_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         for _ in cutlass.range(chunks + 1, unroll=1):
+            cute.arch.mbarrier_wait(bars.full_o + u_stage, u_phase ^ 1)  # RECURRENCE has read the decay before
             cute.arch.mbarrier_wait(bars.full_g + u_stage, u_phase)
             for i in cutlass.range_constexpr(self.K // 32):
                 k = i * 32 + lane
@@ -440,9 +444,11 @@ class KdaState:
     @cute.jit
     def chunk(self, x, stage: Int32, phase: Int32, u_stage: Int32, prev: Int32, first: cutlass.Constexpr):
         """One chunk, but for the output, which the next call writes (`prev`: slot of the chunk before)."""
+        warpgroup.fence()
         self.issue(x.mma_token, x.r_v, x.r_hb, x.b_w, stage, zero=False)  # -v' = WH - u
         if cutlass.const_expr(not first):
             x.r_ob.store(x.r_o.load().to(self.io))
+            warpgroup.fence()  # OH overwrites what was read; its h is behind WH's fence
         self.issue(x.mma_token, x.r_o, x.r_hb, x.b_qg, stage, zero=True)  # OH
         if cutlass.const_expr(not first):
             self.write_output(x, prev)
@@ -451,6 +457,7 @@ class KdaState:
         x.r_vb.store(x.r_v.load().to(self.io))
         self.negate(x.r_vb)
         cute.arch.mbarrier_wait(x.bars.full_ka + stage, phase)
+        warpgroup.fence()
         self.issue(x.mma_state, x.r_h, x.r_vb, x.b_kg, stage, zero=False)  # DH
         warpgroup.wait_group(1)  # OH
         self.release(x.bars.empty_wq + stage)
@@ -460,6 +467,7 @@ class KdaState:
         u_stage, _ = self.advance(u_stage, phase, self.u_stages)
         cute.arch.mbarrier_wait(x.bars.full + stage, phase)
         self.fetch(x, u_stage)
+        warpgroup.fence()
         self.issue(x.mma_token, x.r_o, x.r_vb, x.b_aqk, current, zero=False)  # OI
         self.widen_u(x)
         warpgroup.wait_group(1)  # DH
@@ -523,23 +531,21 @@ class KdaState:
     def write_output(self, x, stage: Int32):
         """o over u in shared memory, then a word to STORE."""
         cute.copy(x.copy_o, x.copy_o.retile(x.r_ob), x.c_o[None, None, None, stage])
-        self.release(x.bars.full_o + stage)
+        cute.arch.mbarrier_arrive(x.bars.full_o + stage)
 
     @cute.jit
     def release(self, barrier: cute.Pointer):
-        """One arrival for the whole warp."""
-        cute.arch.sync_warp()
+        """One arrival for the whole warp, which the wgmma.wait_group.sync before it has brought together."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(barrier)
 
     def issue(self, mma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, stage: Int32, zero: bool) -> None:
-        """Start acc = (0 if zero else acc) + a b as one wgmma group. `a`: an accumulator-shaped io tensor
-        ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
+        """Start acc = (0 if zero else acc) + a b as one wgmma group, behind a fence for the registers of both. `a`: an
+        accumulator-shaped io tensor ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
         n = cute.size(a) // 8
         a = cute.make_tensor(a.iterator, cute.make_layout(((2, 2, 2), 1, n), stride=((1, 2, 4), 0, 8)))
         atom = cute.make_mma_atom(mma.op)
         atom.set(warpgroup.Field.ACCUMULATE, not zero)
-        warpgroup.fence()
         for k in range(n):
             cute.gemm(atom, acc, a[None, None, k], b[None, None, k, stage], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)

@@ -1,5 +1,6 @@
 """Rung 005's compiled kernels, executed from their PTX on the CPU: the preparation against its definition in fp64, its
-causality bit by bit, hard inputs, and the whole rung against the error budget."""
+causality bit by bit, hard inputs, and the whole rung against the error budget. What the Blackwell build does otherwise
+(w and u, the state kernel) is tested for both."""
 
 from functools import cache
 from pathlib import Path
@@ -9,19 +10,23 @@ import pytest
 import torch
 
 from _common import target as targets
-from kernels.kda import budget, inputs, oracle
+from kernels.kda import budget, hostile, inputs, oracle
 from kernels.kda.cases import Case
 from ladder import loader
+from ladder.cells import seed_for
 
 FOLDER = Path(__file__).resolve().parents[2] / "ideas" / "005-fused-prep"
 BOUND = {"bfloat16": 1e-2, "float16": 1.3e-3}  # two roundings of operands and one of the result, worst row
 
 
+ARCHS = ("sm_90a", "sm_100a")
+
+
 @cache
-def target():
+def target(arch: str = "sm_90a"):
     from emulator import EmulatedTarget
 
-    return EmulatedTarget("sm_90a")
+    return EmulatedTarget(arch)
 
 
 def prepared(call: dict, on=None) -> dict[str, torch.Tensor]:
@@ -68,6 +73,15 @@ def test_every_output_row_agrees_with_its_definition(case):
     assert errors["gl"] < 1e-5, errors
 
 
+@pytest.mark.parametrize("case", [
+    (1, 70, 1, 1, 64, 128, "init", "pre"), pytest.param((1, 130, 1, 2, 128, 128, "strong", "prod"), marks=pytest.mark.slow),
+])  # fmt: skip
+def test_every_output_row_agrees_with_its_definition_on_blackwell(case):
+    call = drawn(*case)
+    errors = worst(prepared(call, target("sm_100a")), call)
+    assert max(errors.values()) < BOUND["bfloat16"], errors
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("regime, form", [("strong", "prod"), ("slow", "pre"), ("init", "prod")])
 def test_fp16(regime, form):
@@ -93,6 +107,27 @@ def test_no_output_of_a_row_depends_on_a_later_row(regime):
         after = prepared(changed)
         for name in ("qg", "w", "u", "Aqk"):
             assert torch.equal(after[name][:, :cut], before[name][:, :cut]), (name, cut)
+
+
+@pytest.mark.parametrize("arch, dtype", [(ARCHS[0], "bfloat16"), (ARCHS[1], "bfloat16"),
+                                         pytest.param(ARCHS[0], "float16", marks=pytest.mark.slow)])  # fmt: skip
+def test_the_diagonal_of_the_inverse_times_beta_is_not_rounded(arch, dtype):
+    """Without keys u is beta v: rounded once, at the end. (Beta rounded as well would err by up to twice as much.)"""
+    call = drawn(1, 64, 1, 1, 64, 64, "slow", "pre", dtype)
+    call["k"] = torch.zeros_like(call["k"])
+    exact = call["beta"].double()[..., None] * call["v"].double()
+    error = (prepared(call, target(arch))["u"].double() - exact).abs() / exact.abs().clamp_min(1e-4)
+    assert error.max() < torch.finfo(call["v"].dtype).eps / 2 * 1.01, error.max()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_beta_of_inconvenient_last_digits_bends_no_row(arch):
+    """Gates at their bound: the final state is little but the last rows of u, and their errors must not all agree."""
+    call = hostile.make("gate=-5", seed_for(1192355563, "gate=-5")).call()
+    ref = budget.reference(oracle.chunked(**call), void_above=hostile.VOID_ABOVE, **call)
+    with targets.use(target(arch)):
+        verdicts = budget.judge(*loader.load(FOLDER).chunk_kda(**call), ref)
+    assert all(v.passed for v in verdicts), verdicts
 
 
 def pre_call(g: torch.Tensor, k: torch.Tensor | None = None, safe_gate: bool = True) -> dict:
@@ -128,11 +163,13 @@ def test_gates_beyond_any_bound(cliff, depth):
     assert max(errors.values()) < BOUND["bfloat16"], errors
 
 
-@pytest.mark.parametrize("case", [("mixed", "prod", 130), ("init", "pre", 64)])
-def test_the_rung_is_within_the_budget(case):
-    regime, form, T = case
+@pytest.mark.parametrize("regime, form, T, arch", [
+    ("mixed", "prod", 130, ARCHS[0]), ("init", "pre", 64, ARCHS[0]), ("mixed", "prod", 200, ARCHS[1]),
+    pytest.param("init", "pre", 64, ARCHS[1], marks=pytest.mark.slow),
+])  # fmt: skip
+def test_the_rung_is_within_the_budget(regime, form, T, arch):
     call = inputs.make(Case("rung", 1, T, 1, 1, 64, 64, initial_state=True), regime, form, seed=7).call()
-    with targets.use(target()):
+    with targets.use(target(arch)):
         o, state = loader.load(FOLDER).chunk_kda(**call)
     verdicts = budget.judge(o, state, budget.reference(oracle.chunked(**call), **call))
     assert all(v.passed for v in verdicts), verdicts
@@ -147,4 +184,17 @@ def test_shared_memory_has_neither_races_nor_unwritten_reads(regime, K):
     races = Races()
     call = drawn(1, 64, 1, 1, K, K, regime, "prod")
     prepared(call, EmulatedTarget("sm_90a", seed=3, watch=races))  # a seed: every warp on its own
+    assert not races.report()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_whole_rung_has_no_races_either(arch):
+    """Five chunks: every ring of the state kernel goes round."""
+    from emulator import EmulatedTarget
+    from emulator.races import Races
+
+    races = Races()
+    call = drawn(1, 5 * 64, 1, 1, 64, 64, "mixed", "pre")
+    with targets.use(EmulatedTarget(arch, seed=4, watch=races)):
+        loader.load(FOLDER).chunk_kda(**call)
     assert not races.report()

@@ -1,4 +1,4 @@
-"""KDA chunk preparation in one kernel, Hopper (sm_90a): raw q, k, v, gate and beta in; what the state kernel needs out.
+"""KDA chunk preparation in one kernel, Hopper and Blackwell: raw q, k, v, gate and beta in; what the state kernel needs out.
 
 One CTA takes one chunk of C = 64 tokens of one value head. Rows form four blocks of 16; all decays are in log2 units.
 
@@ -27,18 +27,20 @@ j <= m - 1 < i, and both 2^(L_i - L_m-1) and 2^(L_m-1 - L_j) are at most 1; off-
     A2 operands                  thread = 2 channels x block  q, k                      qF over q, kF over k, kD; scales
                                                                                         qg, kg, gl to global memory
     B  scores                    warp = block pair            qF, kF, kD                Aqk; -L as two bf16; L fp32
-    D  diagonal inverses         warps 0-3, lane = column     L fp32                    D split; A^T diagonal blocks
+    D  diagonal inverses         warps 0-3, lane = column     L fp32                    D split; A^T diagonal blocks, their
+                                                                                        low parts over L
        kF 2^N over kF; Aqk out   warps 4-7 (or the same)      kF; Aqk
     E  off-diagonal inverse      warp 0-2 = block column      -L, D                     A^T
-    F  w, u                      warpgroup = 64 columns       A^T, kF 2^N, v            w over k, u over v; TMA store
+    F  w, u                      4 warps = 64 columns         A^T, kF 2^N, v            w over k, u over v; TMA store
 
 Tiles are [64 rows][64 columns] of io, 128-byte rows, 16-byte chunk c of row r at chunk c ^ (r % 8) (TMA's 128-byte
 swizzle), wider ones a sequence of such. D by forward substitution in fp32; the block products of E take both factors
-as two bf16 each (hi hi + hi lo + lo hi, fp32 accumulation). Products: mma.sync m16n8k16 in A1, A1', B, E; wgmma
-m64n64k16 in F, A^T transposed on its way into registers.
+as two bf16 each (hi hi + hi lo + lo hi, fp32 accumulation). beta stands in the columns of A^T; F takes its diagonal
+blocks in two parts as well, the others in one. Products: mma.sync m16n8k16; on Hopper wgmma m64n64k16 for all of F but
+the low parts (products.py: nothing else differs between architectures). A^T is transposed on its way into registers.
 
 mbarriers: qk and v, one phase each: count 1 + bytes, TMA arrives, all threads wait. bar.sync 0 between phases;
-bar.sync 1 + g inside F among the 128 threads of warpgroup g.
+bar.sync 1 + g inside F among the 128 threads of its group g of four warps.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, select_
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from cutlass.memory import SmemAllocator
 
@@ -56,25 +58,28 @@ from . import ptx
 from .dyadic import Dyadic
 from .inverse import Inverse
 from .operands import Operands
+from .products import Products
 from .scores import Scores
-from .tiles import BLOCK, CHUNK, PAIRS, ROW, TILE, swizzled
+from .tiles import BLOCK, CHUNK, PAIRS, TILE
 
+ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 IO = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 ELEMENT = {**IO, "float32": Float32}
 
 
-class KdaPrep(Operands, Dyadic, Scores, Inverse):
+class KdaPrep(Operands, Dyadic, Scores, Inverse, Products):
     """The jit function of one static configuration (see `build`)."""
 
-    def __init__(self, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas):
+    def __init__(self, arch, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas):
         for name, value, accepted in (
-            ("K", K, (64, 128)), ("dtype", dtype, tuple(IO)), ("gate", gate, ("log", "softplus", "safe")),
+            ("arch", arch, ARCHS), ("K", K, (64, 128)), ("dtype", dtype, tuple(IO)), ("gate", gate, ("log", "softplus", "safe")),
             ("g_dtype", g_dtype, (dtype, "float32")), ("beta_dtype", beta_dtype, (dtype, "float32")),
         ):  # fmt: skip
             if value not in accepted:
                 raise ValueError(f"{name}: got {value}, accepted {' or '.join(map(str, accepted))}")
         if V <= 0 or V % 64:
             raise ValueError(f"V: got {V}, accepted a positive multiple of 64")
+        self.warpgroups = arch == "sm_90a"
         self.K, self.V, self.io, self.pair = K, V, IO[dtype], {"bfloat16": "bf16", "float16": "f16"}[dtype]
         self.gate, self.l2norm, self.beta_sigmoid, self.dt_bias = gate, l2norm, beta_sigmoid, dt_bias
         self.g_words = 2 if g_dtype == "float32" else 1  # of a thread's two channels
@@ -96,17 +101,6 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         """(64 tokens, columns, n): `columns` and n in sequence of 64-wide tiles."""
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.io)
         return cute.tile_to_shape(atom, (CHUNK, columns, n), order=(0, 1, 2))
-
-    def _columns(self) -> cute.ComposedLayout:
-        """The same bytes as _tiles(self.tiles, 64) seen as (64 columns, 64 tokens, tile)."""
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.MN_SW128, self.io)
-        return cute.tile_to_shape(atom, (64, CHUNK, self.tiles), order=(1, 0, 2))
-
-    def _mma(self) -> cute.TiledMma:
-        op = warpgroup.MmaF16BF16Op(
-            self.io, Float32, (64, 64, 16), warpgroup.OperandSource.RMEM, OperandMajorMode.K, OperandMajorMode.MN
-        )
-        return cute.make_tiled_mma(cute.make_mma_atom(op))
 
     @cute.jit
     def __call__(
@@ -218,8 +212,6 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
         s_kv = smem.kv.get_tensor(lay_kv.outer, swizzle=lay_kv.inner)
         s_k = smem.kv.get_tensor(lay_q.outer, swizzle=lay_q.inner)
         s_a = smem.kd.get_tensor(lay_a.outer, swizzle=lay_a.inner)
-        columns = self._columns()
-        s_b = smem.kv.get_tensor(columns.outer, swizzle=columns.inner)
 
         def tma(atom, tensor, smem_tile, shape, coord):
             tile = cute.local_tile(tensor, shape, coord)
@@ -328,17 +320,13 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
 
         # -- F -------------------------------------------------------------------------------------------------------
         group = warp // 4
-        mma = self._mma()
-        thr = mma.get_slice(tid % 128)
-        frag_b = mma.make_fragment_B(thr.partition_B(s_b))
-        frag_a = self.load_inverse(x)
-        acc = cute.make_rmem_tensor(mma.partition_shape_C((64, 64)), Float32)
+        p = self.product_operands(x, smem.kv)
         for t in cutlass.range(group, self.tiles, self.groups, unroll=1):
             if t >= K // 64:
                 cute.arch.mbarrier_wait(bar + 1, 0)
-            self.product(mma, acc, frag_a, frag_b, t)
+            self.product(p, t)
             cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
-            self.put_output(x, acc, t)
+            self.put_output(p, t)
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
             if warp % 4 == 0:
@@ -356,40 +344,6 @@ class KdaPrep(Operands, Dyadic, Scores, Inverse):
             cute.arch.mbarrier_arrive_and_expect_tx(bar, CHUNK * self.V * 2)
         for j in cutlass.range_constexpr(self.V // 64):
             cute.copy(v.atom, v.gmem[None, j], v.smem[None, self.K // 64 + j], tma_bar_ptr=bar)
-
-    # ---- F: w and u --------------------------------------------------------------------------------------------------
-
-    def load_inverse(self, x) -> cute.Tensor:
-        """A diag(beta) as A fragments of four k steps: the warp's 16 rows, zero right of the diagonal block."""
-        lane, block = x.lane, x.warp & 3
-        a = cute.make_rmem_tensor(cute.make_layout(((2, 2, 2), 1, 4), stride=((1, 2, 4), 0, 8)), self.io)
-        words = cute.recast_tensor(cute.make_tensor(a.iterator, cute.make_layout(32)), Int32)
-        row, piece = (lane & 7) + ((lane >> 4) & 1) * 8, 2 * block + ((lane >> 3) & 1)
-        at = x.kd + TILE + row * ROW + ((piece ^ (lane & 7)) << 4)
-        for kk in range(4):
-            # blocks right of the diagonal were never written: read the diagonal one again
-            regs = ptx.ldmatrix(at + cutlass.min(block, kk) * (BLOCK * ROW), trans=True)
-            for r in range(4):
-                words[4 * kk + r] = select_(block >= kk, regs[r], Int32(0))
-        return a
-
-    def product(self, mma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, tile: Int32) -> None:
-        atom = cute.make_mma_atom(mma.op)
-        atom.set(warpgroup.Field.ACCUMULATE, False)
-        warpgroup.fence()
-        for k in range(4):
-            cute.gemm(atom, acc, a[None, None, k], b[None, None, k, tile], acc)
-            atom.set(warpgroup.Field.ACCUMULATE, True)
-        warpgroup.commit_group()
-        warpgroup.wait_group(0)
-
-    def put_output(self, x, acc: cute.Tensor, tile: Int32) -> None:
-        lane = ptx.fresh(x.lane)
-        at16 = swizzled(lane)
-        at = x.k + tile * TILE + ((x.warp & 3) * BLOCK + (lane & 15)) * ROW
-        for n in range(0, 8, 2):
-            words = [ptx.pack(acc[4 * n + 2 * i], acc[4 * n + 2 * i + 1], self.pair) for i in range(4)]
-            ptx.stmatrix(at + at16[n // 2], words)
 
 
 KdaPrep.kda_prep.set_name_prefix("kda_prep", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -409,7 +363,7 @@ def build(
     dt_bias: bool = True,
     ctas: int | None = None,
 ):
-    """(jit function, fake arguments) of one configuration, to be compiled for `arch` ("sm_90a") with TVM-FFI.
+    """(jit function, fake arguments) of one configuration, to be compiled for `arch` (one of ARCHS) with TVM-FFI.
 
     gate: "log", "softplus" or "safe"; bounded: natural-log decays lie in [-5, 0] (implied by "safe", the caller's
     promise with "log"). dt_bias: whether there is one. ctas: per SM, which caps the registers (by
@@ -417,9 +371,7 @@ def build(
     contiguous; B, T, H, HV are free.
     ValueError: a parameter outside its domain.
     """
-    if arch != "sm_90a":
-        raise ValueError(f"arch: got {arch}, accepted sm_90a")
-    fn = KdaPrep(K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas)
+    fn = KdaPrep(arch, K, V, dtype, gate, bounded, l2norm, beta_sigmoid, g_dtype, beta_dtype, dt_bias, ctas)
     B, T, H, HV, NT, flat = (cute.sym_int() for _ in range(6))
 
     def fake(element, *shape):
