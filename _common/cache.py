@@ -1,9 +1,10 @@
 """The call cache: what a repeated call of a kernel need not find out again.
 
-It maps a call's signature (shapes, strides, dtypes, pointer alignment, device, scalar options) to the compiled
-callable and the specs of the outputs. It never holds a tensor: not an input, an output or scratch. Outputs and
-scratch come from torch's allocator at each call, so two streams never share them, and the stream is taken at each
-launch (TVM-FFI's environment stream follows torch's current one).
+It maps the kind of a call to the compiled callable and the specs of the outputs. A rung's key is the contract's Problem, one object for
+all calls alike in shapes, strides, dtypes, pointer alignment, device and scalar options (kernels.kda.contract), with the
+target and, where there are several, the stage. The cache never holds a tensor: not an input, an output or scratch.
+Outputs and scratch come from torch's allocator at each call, so two streams never share them, and the stream is taken at
+each launch (TVM-FFI's environment stream follows torch's current one).
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
-
-ALIGNMENT = 16  # bytes; what TMA and 16-byte vector accesses ask for
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a signature stands for: the compiled callable and the tensors to allocate at each call."""
+    """What a kind of call stands for: the compiled callable and the tensors to allocate at each call."""
 
     run: Callable
     specs: tuple[Spec, ...]
@@ -37,26 +36,18 @@ class Plan:
         return tuple(torch.empty(s.shape, dtype=s.dtype, device=device) for s in self.specs)
 
 
-def signature(tensors: tuple[torch.Tensor | None, ...], options: tuple[Hashable, ...]) -> tuple:
-    """The key of a call: everything about its tensors but their addresses and values."""
-    return (options, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % ALIGNMENT) for t in tensors
-    ))  # fmt: skip
-
-
 class CallCache:
-    """Plans by signature, the least recently used dropped beyond `limit`."""
+    """Plans by key, the least recently used dropped beyond `limit`."""
 
     def __init__(self, limit: int = 256) -> None:
         self.limit = limit
-        self._plans: OrderedDict[tuple, Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def plan(self, tensors: tuple[torch.Tensor | None, ...], options: tuple[Hashable, ...], make: Callable[[], Plan]) -> Plan:
-        """The plan for this call; `make` is asked once per signature."""
-        key = signature(tensors, options)
+    def plan(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+        """The plan for calls of this kind; `make` is asked once per key."""
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = make()

@@ -30,9 +30,9 @@ from fla.ops.utils import chunk_local_cumsum
 from fla.ops.utils.constant import RCP_LN2
 
 from _common import target
-from _common.cache import ALIGNMENT, CallCache, Plan, Spec
+from _common.cache import CallCache, Plan, Spec
 from _common.cute import Unit
-from kernels.kda.contract import CHUNK, Problem, Stage, kda_op
+from kernels.kda.contract import CHUNK, Problem, Stage, dense, kda_op
 
 from .zero_upper import zero_upper_
 
@@ -115,9 +115,9 @@ def wu(p: Problem, x: dict) -> dict:
 def state(p: Problem, x: dict) -> dict:
     """Scan and output in one kernel. The decay is read from g2's last row per chunk, inside."""
     zero_upper_(x["Aqk"])
-    operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["g2"], _aligned(x["initial_state"]))
+    operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["g2"], *dense(p, x, "initial_state"))
     where = target.current()
-    plan = CALLS.plan(operands, (where,), partial(plan_state, where, p))
+    plan = CALLS.plan((p, where), partial(plan_state, where, p))
     o, final_state = plan.allocate(p.device)
     plan.run(*operands, o, final_state, p.scale)
     return {"o": o, "final_state": final_state}
@@ -127,13 +127,6 @@ def plan_state(where: target.Target, p: Problem) -> Plan:
     wide = p.V % 128 == 0 and p.B * p.HV * p.V // 64 > SMS  # 128 moves the fewest bytes, 64 gives twice the CTAs
     run = where.load(unit(where.arch, p.K, p.V, str(p.io_dtype).removeprefix("torch."), p.initial_state, wide))
     return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
-
-
-def _aligned(t: torch.Tensor | None) -> torch.Tensor | None:
-    """Contiguous, at an address that the compiled unit accepts; a copy where it is not."""
-    if t is None or (t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0):
-        return t
-    return t.clone(memory_format=torch.contiguous_format)
 
 
 STAGES = (

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from _common import target
-from _common.cache import ALIGNMENT, CallCache, Plan, Spec
+from _common.cache import CallCache, Plan, Spec
 from _common.cute import Unit
-from kernels.kda.contract import CHUNK, Problem, Stage, kda_op
+from kernels.kda.contract import CHUNK, Problem, Stage, dense, kda_op
 
 HERE = Path(__file__).parent
 STATE = {"sm_90a": "state_sm90.py", "sm_100a": "state_sm100.py", "sm_103a": "state_sm100.py"}
@@ -70,14 +70,12 @@ def unsupported(p: Problem) -> str | None:
 
 def prep(p: Problem, x: dict) -> dict:
     """Everything up to the state scan, in one kernel."""
-    operands = tuple(_dense(x[name]) for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias"))
-    if operands[6] is not None:
-        operands = (*operands[:6], operands[6].view(-1))
+    *operands, dt_bias = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias")
+    dt_bias = None if dt_bias is None else dt_bias.view(-1)
     where = target.current()
-    options = ("prep", where, p.gate, p.safe_gate, p.l2norm, p.beta_sigmoid)
-    plan = CALLS.plan(operands, options, partial(plan_prep, where, p))
+    plan = CALLS.plan((p, where, "prep"), partial(plan_prep, where, p))
     qg, kg, w, u, Aqk, gl = outputs = plan.allocate(p.device)
-    plan.run(*operands, *outputs, p.scale, p.lower_bound or 0.0)
+    plan.run(*operands, dt_bias, *outputs, p.scale, p.lower_bound or 0.0)
     return {"qg": qg, "kg": kg, "w": w, "u": u, "Aqk": Aqk, "gl": gl}
 
 
@@ -95,9 +93,9 @@ def plan_prep(where: target.Target, p: Problem) -> Plan:
 
 def state(p: Problem, x: dict) -> dict:
     """Scan and output in one kernel."""
-    operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["gl"], _dense(x["initial_state"]))
+    operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["gl"], *dense(p, x, "initial_state"))
     where = target.current()
-    plan = CALLS.plan(operands, ("state", where), partial(plan_state, where, p))
+    plan = CALLS.plan((p, where, "state"), partial(plan_state, where, p))
     o, final_state = plan.allocate(p.device)
     plan.run(*operands, o, final_state, p.scale)
     return {"o": o, "final_state": final_state}
@@ -106,13 +104,6 @@ def state(p: Problem, x: dict) -> dict:
 def plan_state(where: target.Target, p: Problem) -> Plan:
     run = where.load(state_unit(where.arch, p.K, p.V, str(p.io_dtype).removeprefix("torch."), p.initial_state))
     return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
-
-
-def _dense(t: torch.Tensor | None) -> torch.Tensor | None:
-    """t as TMA wants it: row-major and on 16 bytes, copied where it is not."""
-    if t is None or (t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0):
-        return t
-    return t.clone(memory_format=torch.contiguous_format)
 
 
 STAGES = (Stage("prep", ("kda_prep",), prep), Stage("state", ("kda_state",), state))

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from _common import target
-from _common.cache import ALIGNMENT, CallCache, Plan, Spec
+from _common.cache import CallCache, Plan, Spec
 from _common.cute import Unit
-from kernels.kda.contract import Problem, Stage, kda_op
+from kernels.kda.contract import Problem, Stage, dense, kda_op
 
 SOURCES = {"sm_90a": "kda_sm90.py", "sm_100a": "kda_sm100.py", "sm_103a": "kda_sm100.py"}
 CALLS = CallCache()
@@ -63,14 +63,12 @@ def unsupported(p: Problem) -> str | None:
 
 
 def forward(p: Problem, x: dict) -> dict:
-    operands = tuple(_dense(x[name]) for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state"))
-    if operands[6] is not None:
-        operands = (*operands[:6], operands[6].view(-1), operands[7])
+    *operands, dt_bias, h0 = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
+    dt_bias = None if dt_bias is None else dt_bias.view(-1)
     where = target.current()
-    options = (where, p.gate, p.safe_gate, p.l2norm, p.beta_sigmoid)
-    plan = CALLS.plan(operands, options, partial(plan_forward, where, p))
+    plan = CALLS.plan((p, where), partial(plan_forward, where, p))
     o, final_state = plan.allocate(p.device)
-    plan.run(*operands, o, final_state, p.scale, p.lower_bound or 0.0)
+    plan.run(*operands, dt_bias, h0, o, final_state, p.scale, p.lower_bound or 0.0)
     return {"o": o, "final_state": final_state}
 
 
@@ -83,13 +81,6 @@ def plan_forward(where: target.Target, p: Problem) -> Plan:
               "dt_bias": "dt_bias" in p.dtypes, "has_h0": p.initial_state, "v_tile": v_tile(p.V)}  # fmt: skip
     run = where.load(unit(where.arch, **params))
     return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
-
-
-def _dense(t: torch.Tensor | None) -> torch.Tensor | None:
-    """t as TMA wants it: row-major and on 16 bytes, copied where it is not."""
-    if t is None or (t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0):
-        return t
-    return t.clone(memory_format=torch.contiguous_format)
 
 
 STAGES = (Stage("forward", ("kda_forward",), forward),)

@@ -1,11 +1,14 @@
 """The contract: what is bound, what is refused and in which words, and that a call never runs something else."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from kernels.kda import inputs
 from kernels.kda.cases import Case
-from kernels.kda.contract import ContractError, Problem, Stage, Unsupported, kda_op
+from kernels.kda.contract import ContractError, Problem, Stage, Unsupported, dense, kda_op
 
 CASE = Case("t", B=1, T=70, H=2, HV=4, K=64, V=32, initial_state=True)
 
@@ -51,6 +54,25 @@ def test_calls_alike_pose_the_same_problem_and_no_others_do(call):
         op(**call | other)
     assert len(set(seen[1:])) == 1 + len(others)
     assert [set(p.loose) for p in seen[2:4]] == [{"v"}, {"q"}]
+
+
+def test_only_loose_tensors_are_copied(call):
+    op, seen = recording_op()
+    call["q"] = call["q"].transpose(1, 2).contiguous().transpose(1, 2)
+    op(**call)
+    q, k, h0, missing = dense(seen[0], call | {"nothing": None}, "q", "k", "initial_state", "nothing")
+    assert q.is_contiguous() and torch.equal(q, call["q"]) and missing is None
+    assert k is call["k"] and h0 is call["initial_state"]
+
+
+def test_a_problem_holds_no_tensor(call):
+    op, seen = recording_op()
+    op(**call)
+    seen.clear()
+    kept = weakref.ref(call["q"])
+    del call["q"]
+    gc.collect()
+    assert kept() is None
 
 
 def test_final_state_is_none_unless_asked(call):
