@@ -11,7 +11,7 @@ import pytest
 import stage_compare
 import stage_recorder
 from fixture_files import Arrays, Fixture, FixtureError
-from programs import everything
+from programs import everything, uncovered
 from stage_replay import fixed, names
 
 NAMES = {
@@ -76,6 +76,14 @@ def test_what_was_recorded_is_what_the_emulator_does(filed):
     assert len(units) == 1 and units[0]["relocations"]
     places = [line for text in filed.index["ptx"].values() for line in text.split("\n") if line.strip().startswith(".file")]
     assert places and all(line.count("/") == 1 for line in places)
+
+
+def test_every_instruction_that_is_not_plain_has_a_program(filed):
+    assert uncovered(filed.index["ptx"].values()) == []
+    odd = (
+        "L: @%p1 tanh.approx.f16 %h1, %h2; { add.s64 %rd1, %rd2, %rd3; } ex2.approx.ftz.f32 %f1, %f2; // sin.approx.f32 %f1, %f2;"
+    )
+    assert uncovered([odd]) == ["tanh.approx.f16"]
 
 
 def test_which_stages_are_compared_bit_for_bit(filed):
@@ -220,5 +228,6 @@ def test_every_rung_in_the_emulator_lies_in_its_balls(cell, tmp_path):
     wanted = capture.jobs(f"rungs {cell}")
     fixture = Fixture(capture.file(capture.run(tmp_path / "out", emulated=True, wanted=wanted), tmp_path / "filed"))
     assert fixture.record["failed"] == {} and len(fixture.index["rungs"]) == len(wanted[f"rungs {cell}"])
+    assert uncovered(fixture.index["ptx"].values()) == []
     rows = [row for rung, stage in stages(fixture) if stage["launches"] for row in stage_compare.compare(rung, stage, fixture)]
     assert [row for row in rows if row.complaint or row.equal < row.elements] == []

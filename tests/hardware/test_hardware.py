@@ -13,7 +13,7 @@ import fixture_files
 import pytest
 import stage_compare
 from fixture_files import FOLDER, Fixture
-from programs import everything
+from programs import everything, uncovered
 
 NONE = "no capture from a GPU is filed under tests/hardware/fixtures; capture.py says how one is made"
 FAST = ("small/strong/prod", "small_k128/mixed/pre")
@@ -45,6 +45,11 @@ def stages():
 def test_everything_ran_on_the_hardware():
     record = fixture().record
     assert record["emulated"] is False and record["failed"] == {}, record["failed"]
+
+
+def test_every_instruction_that_is_not_plain_has_a_program():
+    """Of the PTX that ran: what a rung uses and no program has is not proved against anything."""
+    assert uncovered(fixture().index["ptx"].values()) == []
 
 
 @pytest.mark.parametrize("name", everything())

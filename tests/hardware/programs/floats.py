@@ -69,8 +69,8 @@ def minmax(name: str, pick, nan: bool):
 
 
 def pairs(name: str, arity: int, fn):
-    """Packed bf16 or f16: both halves on their own, rounded once. The products are exact in float64; so are the sums of the
-    exponents drawn here."""
+    """bf16 or f16, packed (both halves on their own) or one, rounded once. The products are exact in float64; so are the sums
+    of the exponents drawn here."""
     kind = "bf16" if "bf16" in name else "f16"
 
     def value(bits):
@@ -83,15 +83,15 @@ def pairs(name: str, arity: int, fn):
     def manual(inputs):
         with np.errstate(all="ignore"):
             y = encoded(rounded(fn(*(value(inputs[n].view(np.uint16)) for n in "abc"[:arity])), kind, "rn"), kind)
-        return {"y": y.view(np.uint32)}
+        return {"y": y.view(word)}
 
-    given = {}
+    word, given = np.uint32 if name.endswith("x2") else np.uint16, {}
     for n in "abc"[:arity]:
         x = floats(f"{name} {n}", 2048, -8, 8, special=False)
-        given[n] = encoded(rounded(x.astype(np.float64), kind, "rn"), kind).view(np.uint32)
+        given[n] = encoded(rounded(x.astype(np.float64), kind, "rn"), kind).view(word)
     for i, special in enumerate((0x7F807FC0, 0x00018001, 0x3F80FF80, 0x80000000)):
-        given["a"][i::97] = special
-    return lanes(name, f"{name} y, {', '.join('abc'[:arity])};", given, {"y": np.uint32}, manual)
+        given["a"][i::97] = special % (1 << 8 * word().itemsize)
+    return lanes(name, f"{name} y, {', '.join('abc'[:arity])};", given, {"y": word}, manual)
 
 
 def signs(name: str, mask: int, flip: bool):
@@ -123,11 +123,14 @@ def compare(name: str, unordered: bool):
 
 PROGRAMS = [
     arithmetic("add.rn.f32", 2, lambda a, b: a + b), arithmetic("sub.rn.f32", 2, lambda a, b: a - b),
-    arithmetic("mul.rn.f32", 2, lambda a, b: a * b, -80, 60), arithmetic("fma.rn.f32", 3, lambda a, b, c: a * b + c, -70, 60),
+    arithmetic("add.f32", 2, lambda a, b: a + b), arithmetic("sub.f32", 2, lambda a, b: a - b),
+    arithmetic("mul.rn.f32", 2, lambda a, b: a * b, -80, 60), arithmetic("mul.f32", 2, lambda a, b: a * b, -80, 60),
+    arithmetic("fma.rn.f32", 3, lambda a, b, c: a * b + c, -70, 60),
     minmax("max.f32", np.maximum, False), minmax("min.f32", np.minimum, False), minmax("max.NaN.f32", np.maximum, True),
     pairs("mul.rn.bf16x2", 2, lambda a, b: a * b), pairs("fma.rn.bf16x2", 3, lambda a, b, c: a * b + c),
     pairs("mul.rn.f16x2", 2, lambda a, b: a * b), pairs("fma.rn.f16x2", 3, lambda a, b, c: a * b + c),
     pairs("add.rn.f16x2", 2, lambda a, b: a + b), pairs("add.rn.bf16x2", 2, lambda a, b: a + b),
+    pairs("mul.bf16", 2, lambda a, b: a * b), pairs("mul.f16", 2, lambda a, b: a * b),
     signs("neg.f32", 0x80000000, True), signs("abs.f32", 0x80000000, False), signs("neg.bf16x2", 0x80008000, True),
     *(compare(c, False) for c in COMPARISONS), compare("ltu", True), compare("neu", True),
 ]  # fmt: skip

@@ -16,24 +16,28 @@ def signed(x: int, bits: int = 32) -> int:
     return (x & (1 << bits) - 1) - (1 << bits if x >> bits - 1 & 1 else 0)
 
 
-def words(name: str, n: int = 512, small: bool = False) -> np.ndarray:
+def words(name: str, n: int = 512, small: bool = False, bits: int = 32) -> np.ndarray:
     """Random words of every length, edge values first; small: below 80, as shift counts and field lengths."""
     rng = generator(name)
-    x = rng.integers(0, 1 << 32, n, np.uint64) >> rng.integers(0, 32, n).astype(np.uint64)
-    x[: 4 * len(EDGES)] = rng.permutation(EDGES * 4)
+    x = rng.integers(0, (1 << bits) - 1, n, np.uint64, endpoint=True)
+    x >>= rng.integers(0, bits, n).astype(np.uint64)
+    edges = [e | e << 32 if bits == 64 else e for e in EDGES]
+    x[: 4 * len(EDGES)] = rng.permutation(np.array(edges * 4, np.uint64))
     if small:
         x = np.where(np.arange(n) % 8 > 0, x % 80, x)
-    return x.astype(np.uint32)
+    return x.astype(f"u{bits // 8}")
 
 
-def program(name: str, arity: int, fn, body: str | None = None, dtype=np.uint32, small: str = ""):
-    """fn(*ints) -> int, unsigned in and (cut to the width of dtype) out; small names the operands that are counts."""
+def program(name: str, arity: int, fn, body: str | None = None, dtype=np.uint32, small: str = "", bits: str = ""):
+    """fn(*ints) -> int, unsigned in and (cut to the width of dtype) out; small names the operands that are counts, bits gives the
+    operands' widths where they are not 32, as in "a64 b32"."""
+    width = {n: 32 for n in "abc"[:arity]} | {w[0]: int(w[1:]) for w in bits.split()}
 
     def manual(inputs):
         rows = zip(*(inputs[n].tolist() for n in "abc"[:arity]), strict=True)
         return {"y": np.array([fn(*row) % (1 << 8 * np.dtype(dtype).itemsize) for row in rows], dtype)}
 
-    given = {n: words(f"{name} {n}", small=n in small) for n in "abc"[:arity]}
+    given = {n: words(f"{name} {n}", small=n in small, bits=width[n]) for n in "abc"[:arity]}
     return lanes(name, body or f"{name} y, {', '.join('abc'[:arity])};", given, {"y": dtype}, manual)
 
 
@@ -58,15 +62,16 @@ def lop3(table: int):
     return program(f"lop3.b32 0x{table:02x}", 3, fn, f"lop3.b32 y, a, b, c, {table};")
 
 
-def field_extract(sign: bool):
+def field_extract(sign: bool, bits: int = 32):
     """bfe: len bits from pos, both taken modulo 256; past the top come zeros, or the sign at min(pos + len - 1, 31)."""
 
     def fn(a, b, c):
         pos, length = b & 0xFF, c & 0xFF
-        top = a >> min(pos + length - 1, 31) & 1 if sign and length else 0
-        return sum((a >> pos + i & 1 if i < length and pos + i < 32 else top) << i for i in range(32))
+        top = a >> min(pos + length - 1, bits - 1) & 1 if sign and length else 0
+        return sum((a >> pos + i & 1 if i < length and pos + i < bits else top) << i for i in range(bits))
 
-    return program(f"bfe.{'s' if sign else 'u'}32", 3, fn, small="bc")
+    name, dtype = f"bfe.{'s' if sign else 'u'}{bits}", np.uint64 if bits == 64 else np.uint32
+    return program(name, 3, fn, dtype=dtype, small="bc", bits=f"a{bits}")
 
 
 def field_insert(a, b, c, d):
@@ -113,7 +118,7 @@ def dividing(name: str, fn):
 
 PROGRAMS = [
     program("prmt.b32", 3, prmt), *map(lop3, (0xE8, 0x96, 0xC0, 0x3C, 0x01, 0xB8)), field_extract(False), field_extract(True),
-    bfi(),
+    field_extract(False, 64), bfi(),
     *(funnel(left, wrap) for left in (False, True) for wrap in (False, True)),
     program("shl.b32", 2, lambda a, b: a << min(b, 32), small="b"),
     program("shr.u32", 2, lambda a, b: a >> min(b, 32), small="b"),
@@ -122,6 +127,12 @@ PROGRAMS = [
     program("mul.wide.u32", 2, lambda a, b: a * b, dtype=np.uint64),
     program("mul.wide.s32", 2, lambda a, b: signed(a) * signed(b), dtype=np.uint64),
     program("mad.lo.s32", 3, lambda a, b, c: a * b + c),
+    program("mul.wide.s16", 2, lambda a, b: signed(a, 16) * signed(b, 16), bits="a16 b16"),
+    program("mad.wide.s32", 3, lambda a, b, c: signed(a) * signed(b) + c, dtype=np.uint64, bits="c64"),
+    program("mad.lo.s64", 3, lambda a, b, c: a * b + c, dtype=np.uint64, bits="a64 b64 c64"),
+    program("shl.b64", 2, lambda a, b: a << min(b, 64), dtype=np.uint64, small="b", bits="a64"),
+    program("shr.u64", 2, lambda a, b: a >> min(b, 64), dtype=np.uint64, small="b", bits="a64"),
+    program("shr.s16", 2, lambda a, b: signed(a, 16) >> min(b, 15), dtype=np.uint16, small="b", bits="a16"),
     dividing("div.s32", divided), dividing("rem.s32", lambda a, b: signed(a) - signed(b) * divided(a, b)),
     dividing("div.u32", lambda a, b: a // b),
     program("popc.b32", 1, lambda a: a.bit_count()), program("clz.b32", 1, lambda a: 32 - a.bit_length()),

@@ -57,6 +57,7 @@ def _coordinates(coords: tuple[int, ...]) -> tuple[str, str]:
 
 
 def load(dims, box, coords, dtype="bf16", swizzle="none", fill="zero", strides=None, hint=False) -> Program:
+    """hint: in the form of the rungs, with a cache hint and the CTA's own shared memory as destination."""
     m = Map("x", dims, box, dtype, swizzle, fill, strides)
     name, nbytes = _name("load", m, coords) + (" hint" if hint else ""), int(np.prod(box)) * SIZE[dtype]
 
@@ -67,7 +68,8 @@ def load(dims, box, coords, dtype="bf16", swizzle="none", fill="zero", strides=N
             y[at // size] = fill_bits(m) if index is None else x[index]
         return {"y": y.view(np.uint32)}
 
-    op = f"cp.async.bulk.tensor.{len(dims)}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    space = "shared::cta" if hint else "shared::cluster"
+    op = f"cp.async.bulk.tensor.{len(dims)}d.{space}.global.tile.mbarrier::complete_tx::bytes"
     setup, c = _coordinates(coords)
     tail, by, policy = "", "", ""
     if hint:
@@ -82,10 +84,10 @@ mad.wide.u32 %rd1, %r1, 4, %y; st.global.u32 [%rd1], %r3; add.u32 %r1, %r1, 32; 
     return Program(name, text, {"x": _tensor(name, m)}, {"y": ((nbytes // 4,), np.uint32)}, manual, maps={"map": m})
 
 
-def store(dims, box, coords, dtype="bf16", swizzle="none", strides=None) -> Program:
+def store(dims, box, coords, dtype="bf16", swizzle="none", strides=None, hint=False) -> Program:
     """Word i of shared memory holds i * 0x10001 + 1, so that no two halves are zero."""
     m = Map("y", dims, box, dtype, swizzle, "zero", strides)
-    name, nbytes = _name("store", m, coords), int(np.prod(box)) * SIZE[dtype]
+    name, nbytes = _name("store", m, coords) + (" hint" if hint else ""), int(np.prod(box)) * SIZE[dtype]
     room = len(_tensor(name, m))
 
     def manual(inputs):
@@ -96,12 +98,15 @@ def store(dims, box, coords, dtype="bf16", swizzle="none", strides=None) -> Prog
                 y[index] = held[at // SIZE[dtype]]
         return {"y": y.view(np.uint8)}
 
+    op, by, policy = f"cp.async.bulk.tensor.{len(dims)}d.global.shared::cta.tile.bulk_group", "", ""
+    if hint:
+        op, by, policy = op + ".L2::cache_hint", ", %rd8", "createpolicy.fractional.L2::evict_first.b64 %rd8, 1.0;"
     setup, c = _coordinates(coords)
-    body = f"""setp.eq.u32 %p1, %t, 0; {setup}
+    body = f"""setp.eq.u32 %p1, %t, 0; {setup} {policy}
 mov.b32 %r1, %t; FILL: setp.ge.u32 %p2, %r1, {nbytes // 4}; @%p2 bra FULL; mad.lo.u32 %r2, %r1, 4, %smem;
 mad.lo.u32 %r3, %r1, 0x10001, 1;
 st.shared.u32 [%r2], %r3; add.u32 %r1, %r1, 32; bra FILL; FULL: fence.proxy.async.shared::cta; bar.warp.sync -1; @!%p1 bra END;
-cp.async.bulk.tensor.{len(dims)}d.global.shared::cta.tile.bulk_group [%map, {{{c}}}], [%smem];
+{op} [%map, {{{c}}}], [%smem]{by};
 cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END:"""
     text = kernel(body, ["y"], maps=("map",), shared=max(nbytes, 1024))
     return Program(name, text, {}, {"y": ((room,), np.uint8)}, manual, maps={"map": m})
@@ -136,6 +141,8 @@ def _strides(dims, dtype):
 PROGRAMS = [
     *(load(d, b, c, t, s, strides=_strides(d, t)) for d, b, c, t, s in BOXES),
     load((96, 20), (64, 8), (64, 15), "bf16", "128B", "nan"), load((64, 20), (16, 16), (-8, -2), "f16", "32B", "nan"),
-    load((64, 12), (16, 8), (56, 8), "f32", "64B", "nan"), load((64, 16), (64, 8), (0, 4), "bf16", "128B", hint=True),
+    load((64, 12), (16, 8), (56, 8), "f32", "64B", "nan"),
+    load((64, 2, 70, 2), (64, 1, 64, 1), (0, 1, 64, 1), "bf16", "128B", hint=True),
+    store((64, 2, 70, 2), (64, 1, 64, 1), (0, 1, 64, 1), "bf16", "128B", hint=True),
     *(store(d, b, c, t, s, strides=_strides(d, t)) for d, b, c, t, s in BOXES),
 ]  # fmt: skip
