@@ -331,7 +331,7 @@ def test_vote_redux_elect_activemask():
 
 
 def test_unknown_is_refused_with_name_and_line():
-    with pytest.raises(emulator.UnsupportedInstruction, match=r"line \d+.*frobnicate"):
+    with pytest.raises(emulator.UnsupportedInstruction, match=r"line \d+.*frobnicate.u32 y0, x0.*add one under emulator/ops"):
         lanes("frobnicate.u32 y0, x0;", [words(32)], [np.uint32])
     with pytest.raises(emulator.UnsupportedInstruction, match=r"\.sat"):
         lanes("shl.sat.b32 y0, x0, 1;", [words(32)], [np.uint32])

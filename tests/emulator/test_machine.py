@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import emulator
+from emulator import launch
 from ptx_programs import HEAD, lanes
 
 SEEDS = [None, 1, 2, 3]
@@ -187,3 +188,55 @@ def test_inner_braces_scope_registers_and_labels():
     body = """{ .reg .b32 %q; mov.b32 %q, 5; bra DONE; mov.b32 %q, 6; DONE: add.u32 y0, x0, %q; }
               { .reg .b32 %q; mov.b32 %q, 7; bra DONE; mov.b32 %q, 8; DONE: add.u32 y0, y0, %q; }"""
     assert lanes(body, [x], [np.uint32]).tolist() == (x + 12).tolist()
+
+
+LAUNCHED = (
+    HEAD.format(arch="sm_90a")
+    + """
+.global .align 4 .u32 calls = 5;
+.visible .entry k(.param .u64 dst, .param .u32 add)
+{ .reg .b32 %r<12>; .reg .b64 %rd<4>; .reg .pred %p; .local .align 4 .b8 mine[4]; .shared .align 4 .u32 all;
+  ld.param.u64 %rd1, [dst]; ld.param.u32 %r1, [add];
+  mad.lo.u32 %r2, %ctaid.x, %ntid.x, %tid.x; mul.lo.u32 %r3, %nctaid.x, 1000; add.u32 %r3, %r3, %r1;
+  mov.u64 %rd2, calls; ld.global.u32 %r4, [%rd2]; add.u32 %r3, %r3, %r4;
+  ld.local.u32 %r5, [mine]; st.local.u32 [mine], 0; ld.shared.u32 %r6, [all]; bar.sync 0; st.shared.u32 [all], 0;
+  and.b32 %r5, %r5, %r6; not.b32 %r5, %r5; and.b32 %r7, %r8, 0; add.u32 %r3, %r3, %r5;
+  mad.wide.u32 %rd1, %r2, 4, %rd1; st.global.u32 [%rd1], %r3;
+  setp.eq.u32 %p, %nctaid.x, 1; @%p st.global.u32 [%rd2], 77;
+  ret; }"""
+)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_launch_inherits_nothing_from_the_one_before(seed):
+    """One bound kernel serves them all: parameters, memory, grid, the CTA's index as a bare operand, and what was written
+    to shared, local and module memory are each launch's own."""
+    launch._bound.clear()
+    for grid, add in ((2, 7), (3, 40), (1, 5), (70, 1), (300, 2), (1, 0)):
+        y = np.zeros(grid * 64, np.uint32)
+        emulator.run(LAUNCHED, "k", grid, 64, 0, [y, add], seed=seed)
+        assert (y == 1000 * grid + add + 5).all(), grid
+    machines = list(launch._bound.values())
+    assert [m.batch for m in machines] == [128, 4]  # 70 and 300 CTAs, then 2, 3 and 1
+    emulator.run(LAUNCHED.replace("1000", "2000"), "k", 1, 64, 0, [y, 0])
+    assert (y == 2005).all() and len(launch._bound) == 3
+
+
+def test_a_launch_that_failed_leaves_no_trace():
+    launch._bound.clear()
+    y = np.zeros(64, np.uint32)
+    with pytest.raises(emulator.MemoryFault):
+        emulator.run(LAUNCHED, "k", 2, 64, 0, [y, 1])
+    emulator.run(LAUNCHED, "k", 1, 64, 0, [y, 1])
+    assert (y == 1006).all() and len(launch._bound) == 1
+
+
+def test_bound_kernels_give_way_to_later_ones(monkeypatch):
+    launch._bound.clear()
+    y = np.zeros(64, np.uint32)
+    emulator.run(LAUNCHED, "k", 1, 64, 0, [y, 1])
+    (first,) = launch._bound.values()
+    monkeypatch.setattr(launch, "KEPT_BYTES", 2 * first.bytes)
+    for n in range(3):
+        emulator.run(LAUNCHED.replace("1000", str(n)), "k", 1, 64, 0, [y, 1])
+    assert len(launch._bound) == 2 and first not in launch._bound.values()
