@@ -18,7 +18,8 @@ from ladder.manifest import FORMS, Ladder
 from ladder.rows import MEASURES
 from ladder.show import out
 
-OTHER_CLOCK = "* by another clock than the rung's: a rival that cannot be captured in a CUDA graph, or scaled from a table (ladder/noted.py)"
+OTHER_CLOCK = ("* by another clock than the rung's: a rival that cannot be captured in a CUDA graph, or scaled from a table "
+               "(ladder/noted.py)")  # fmt: skip
 MEASURE = {"worst_row": "worst row", "l2": "L2"}
 STYLE = {
     "win": "bold green",
@@ -222,7 +223,8 @@ def best_tables(standing: dict[str, list[dict]], console: Console | None = None)
                 slower = c["speedup"] is not None and c["speedup"] < 1
                 table.add_row(
                     c["case"], c["regime"], c["name"], milliseconds(c["median_ms"]), c["best_rival"] or "none",
-                    milliseconds(c["best_rival_ms"]) + ("*" if c["same_clock"] is False else ""), Text(factor(c["speedup"]), STYLE["loss"] if slower else ""),
+                    milliseconds(c["best_rival_ms"]) + ("*" if c["same_clock"] is False else ""),
+                    Text(factor(c["speedup"]), STYLE["loss"] if slower else ""),
                     Text(c["precision"] or "–", STYLE.get(c["precision"], "dim")))  # fmt: skip
             console.print(table)
         for mean in (m for m in standing["means"] if m["device"] == device):

@@ -36,7 +36,8 @@ def _row(record: dict[str, Any], cell: dict[str, Any], result: stats.CellResult,
         "interval": [result.rung.low, result.rung.high], "control": result.control.ratio,
         "control_interval": [result.control.low, result.control.high], "noise": result.noise,
         "verdict": result.verdict, "stale": bool(stale), "stale_reason": stale, "rivals": rivals | scaled,
-        "rival_clocks": {name: cell["clocks"][name] for name in rivals} | dict.fromkeys(scaled, noted.CLOCK), "absent": cell.get("absent", {}) | impostors,
+        "rival_clocks": {name: cell["clocks"][name] for name in rivals} | dict.fromkeys(scaled, noted.CLOCK),
+        "absent": cell.get("absent", {}) | impostors,
         "date": record["date"],
     }  # fmt: skip
 

@@ -49,7 +49,8 @@ def main(arch: str) -> None:
     print(json.dumps({
         "said": said, "ours": ours, "same_kernels": ours == same, "fla": flas, "errors": errors, "backward": graph is not None,
         "equal": torch.equal(o, direct[0]) and torch.equal(state, direct[1]),
-        "apart": [(a.float() - b.float()).norm().item() / b.float().norm().item() for a, b in ((o, fla_o), (state, fla_state))]}))  # fmt: skip
+        "apart": [(a.float() - b.float()).norm().item() / b.float().norm().item()
+                  for a, b in ((o, fla_o), (state, fla_state))]}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import timeit
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,15 @@ except AttributeError as error:
 
 
 def test_help_does_not_import_torch():
-    code = "import sys; sys.argv = ['ladder', '--help']\ntry:\n    from ladder.cli import main; main()\nfinally:\n    assert 'torch' not in sys.modules"
+    code = """
+import sys
+sys.argv = ["ladder", "--help"]
+try:
+    from ladder.cli import main
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
     done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True)
     assert done.returncode == 0 and "best" in done.stdout, done.stderr
 
@@ -120,8 +129,8 @@ def test_drafts_falsified_and_failing_rungs_do_not_run(rungs):
     rungs.add()
     for status in ("draft", "falsified", "won"):
         rungs.add(status)
-    rungs.rungs[2]["reason"] = "slower"
-    (rungs.root / "ladder.yaml").write_text((rungs.root / "ladder.yaml").read_text().replace("status: falsified", "status: falsified\n  reason: slower"))
+    path = rungs.root / "ladder.yaml"
+    path.write_text(path.read_text().replace("status: falsified", "status: falsified\n  reason: slower"))
     for number in (1, 2, 3, 4):
         rungs.time(number, dict.fromkeys(BOTH, 10.0 / number))
     assert ran(rungs, dispatcher(rungs.root), drawn()) == 4
@@ -141,7 +150,7 @@ def test_rungs_for_other_devices_that_decline_or_are_broken_do_not_run(rungs, ca
 def test_strides_and_alignment_can_change_the_choice(rungs):
     """What a rung declines by its layout goes to another one, though shape and dtype are those of an earlier call."""
     rungs.add()
-    rungs.add("won", ("    return None\n", '    return f"{name}: accepted: dense" if (name := min(p.loose, default="")) else None\n'))
+    rungs.add("won", ("    return None\n", '    return f"{min(p.loose)}: accepted: dense" if p.loose else None\n'))
     chunk_kda, call = dispatcher(rungs.root), drawn("init", H=2, initial_state=True)
     assert ran(rungs, chunk_kda, call) == 2
     for name in ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias"):
@@ -173,7 +182,8 @@ def test_a_malformed_call_is_refused_in_one_line(rungs, change, message):
 
 def test_without_a_gpu_it_refuses_and_names_the_device(rungs):
     rungs.add()
-    with pytest.MonkeyPatch.context() as m, pytest.raises(ContractError, match=r"^q: given on cpu, accepted: a CUDA device \(.*emulator\)$"):
+    message = r"^q: given on cpu, accepted: a CUDA device \(.*emulator\)$"
+    with pytest.MonkeyPatch.context() as m, pytest.raises(ContractError, match=message):
         m.setattr(target, "_installed", [])
         dispatcher(rungs.root)(**drawn())
 
@@ -189,15 +199,23 @@ def test_choices_do_not_pile_up(rungs, monkeypatch):
     assert sorted(p.T for p in gc.get_objects() if type(p) is contract.Problem and p.H == 1 and 16 <= p.T < 22) == [20, 21]
 
 
+IDLE = """
+from kernels.kda.contract import Stage, kda_op
+UNITS = ()
+STAGES = (Stage("none", (), lambda p, x: {"o": None, "final_state": None}),)
+def unsupported(p):
+    return None
+chunk_kda = kda_op(STAGES, unsupported)
+"""
+
+
 def test_the_choice_costs_less_than_the_rungs_own_bookkeeping(rungs):
     """Host time of a call through the choice, against the rung's call itself, whose stage here does nothing."""
-    idle = "from kernels.kda.contract import Stage, kda_op\nUNITS = ()\nSTAGES = (Stage('none', (), lambda p, x: {'o': None, 'final_state': None}),)\n"
-    idle += "def unsupported(p):\n    return None\nchunk_kda = kda_op(STAGES, unsupported)\n"
     rungs.add()
-    (rungs.root / "ideas" / "001-rung-1" / "kernel.py").write_text(idle)
+    (rungs.root / "ideas" / "001-rung-1" / "kernel.py").write_text(IDLE)
     chunk_kda, own, call = dispatcher(rungs.root), loader.load(rungs.root / "ideas" / "001-rung-1").chunk_kda, drawn()
     chunk_kda(**call)
-    times = {run: min(timeit.repeat(lambda: run(**call), number=500, repeat=9)) / 500 * 1e6 for run in (own, chunk_kda)}  # noqa: B023
+    times = {run: min(timeit.repeat(partial(run, **call), number=500, repeat=9)) / 500 * 1e6 for run in (own, chunk_kda)}
     added = times[chunk_kda] - times[own]
     print(f"the rung {times[own]:.1f} us, the choice {added:.1f} us more")
     assert added < 0.8 * times[own]
@@ -213,7 +231,8 @@ def test_on_the_emulator_over_the_real_ladder():
     assert any("chunk_gla_fwd_kernel_o" in k for k in got["fla"]) and max(got["apart"]) < 0.02
     first, second, third, fourth = got["said"]
     assert "chunk_kda: rung 0" in first and "on an emulated sm_90a" in first
-    assert second.startswith("chunk_kda: fla's chunk_kda for q (1, 64, 1, 64), v (1, 64, 1, 64) on an emulated sm_90a: disable_recompute: ")
+    shapes = "q (1, 64, 1, 64), v (1, 64, 1, 64)"
+    assert second.startswith(f"chunk_kda: fla's chunk_kda for {shapes} on an emulated sm_90a: disable_recompute: ")
     assert "chunk_size" in third and "got 48" in got["errors"][0] and got["errors"][1] == got["errors"][0]
     assert got["errors"][2:] == ["chunk_dize: not a keyword of fla's chunk_kda; accepted: leave it out"]
     assert "v: given a tensor that requires grad" in fourth and got["backward"]

@@ -74,12 +74,12 @@ def test_record_is_kept_where_it_is_asked_for(forge, tmp_path):
     """One per rung, written after every cell, whole, with what it takes to do it again."""
     forge.rung("right")
     forge.rung("other", parent=1)
-    seen = []
-    run = precision.Run(forge.ladder(), [1, 2], precision.Options(seed=7, cases=("tiny",), forms=("pre",), records_dir=tmp_path / "out"))
-    run.on_cell = lambda cell: seen.append([(r["number"], len(r["precision"]), r["complete"]) for r in records.read_all(tmp_path / "out")[0]])
+    seen, out = [], tmp_path / "out"
+    run = precision.Run(forge.ladder(), [1, 2], precision.Options(seed=7, cases=("tiny",), forms=("pre",), records_dir=out))
+    run.on_cell = lambda cell: seen.append([(r["number"], len(r["precision"]), r["complete"]) for r in records.read_all(out)[0]])
     run.execute()
     assert [sorted(s) for s in seen] == [[(1, n, False), (2, n, False)] for n in (1, 2)]
-    kept, problems = records.read_all(tmp_path / "out", "precision")
+    kept, problems = records.read_all(out, "precision")
     assert problems == [] and len(kept) == 2 and all(r["complete"] for r in kept)
     by_number = {r["number"]: r for r in kept}
     assert [by_number[n] for n in (1, 2)] == run.records
@@ -105,7 +105,8 @@ def test_a_callee_cannot_spoil_the_inputs_of_the_next(forge):
 
 @pytest.mark.parametrize(("edit", "said", "failed"), [
     ((RIGHT, '    return {"o": o * float("nan"), "final_state": S}\n'), None, False),
-    ((RIGHT, '    return {"o": o[:, 1:], "final_state": S}\n'), "ValueError: o: returned (2, 63, 1, 16), accepted: (2, 64, 1, 16)", True),
+    ((RIGHT, '    return {"o": o[:, 1:], "final_state": S}\n'),
+     "ValueError: o: returned (2, 63, 1, 16), accepted: (2, 64, 1, 16)", True),
     ((RIGHT, '    raise RuntimeError("lost\\nits way")\n'), "RuntimeError: lost its way", True),
     ((RIGHT, "    import kernels.kda.budget as b; b.row_errors = lambda x, e: x[..., 0] * 0\n" + RIGHT),
      "RuntimeError: no error counts here: a callee replaces kernels.kda.budget.row_errors", True),
@@ -170,7 +171,8 @@ def test_one_figure_of_four_is_enough_to_be_worse():
         cell["errors"]["rung"][tensor][measure] = 2.001e-3
         record = {"number": 3, "rung": "003-x", "device": {}, "date": NOW.isoformat(), "precision": [cell]}
         (row,) = rows.precision_rows(record)
-        assert row["verdict"] == "worse" and [(f["tensor"], f["measure"]) for f in row["figures"] if f["worse"]] == [(tensor, measure)]
+        worse = [(f["tensor"], f["measure"]) for f in row["figures"] if f["worse"]]
+        assert row["verdict"] == "worse" and worse == [(tensor, measure)]
 
 
 @pytest.mark.parametrize(("spoil", "message"), [
@@ -226,7 +228,8 @@ def shown(tmp_path):
     from tests.report.synthetic import Plan, make
 
     ladder = make(tmp_path, Plan(["current", "won"]))
-    declined = cell_of(1e-3, fla=1e-3) | {"regime": "init", "absent": {"rung": "the rung declines it: gates", "cudnn-hopper-cuda": "has no softplus"}}
+    absent = {"rung": "the rung declines it: gates", "cudnn-hopper-cuda": "has no softplus"}
+    declined = cell_of(1e-3, fla=1e-3) | {"regime": "init", "absent": absent}
     del declined["errors"]["rung"]
     for number, cells in ((1, [cell_of(4.5e-3, fla=3e-3, cudnn_hopper_cuda=5e-3), declined]), (2, [cell_of(1e-3, fla=2e-3)])):
         record = record_of(ladder, number, *cells, date=NOW.isoformat())
@@ -287,10 +290,11 @@ def test_a_real_rung_and_fla_in_the_emulator(forge, tmp_path):
     """The command in a process of its own: rung 001 and both ways of fla's on executed PTX, cudnn with its reason, and a
     rival under whose name another kernel runs."""
     forge.rung("fla", source=(PROJECT / "ideas" / "001-baseline" / "kernel.py").read_text(), arch="sm_90a")
-    (forge.root / "ladder.yaml").write_text(yaml.safe_dump(yaml.safe_load((forge.root / "ladder.yaml").read_text()) | {
-        "cases": {"one": {"B": 1, "T": 64, "H": 1, "K": 32, "V": 16, "gpu": False, "regimes": ["slow"], "forms": ["pre"]}}}))  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", IMPOSTOR, "precision", "1", "--root", str(forge.root), "--rivals", "--json", "--seed", "4",
-                           "--records", str(tmp_path / "out")], env=ENV, capture_output=True, text=True, timeout=500)  # fmt: skip
+    path = forge.root / "ladder.yaml"
+    case = {"B": 1, "T": 64, "H": 1, "K": 32, "V": 16, "gpu": False, "regimes": ["slow"], "forms": ["pre"]}
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"cases": {"one": case}}))
+    done = subprocess.run([sys.executable, "-c", IMPOSTOR, "precision", "1", "--root", str(forge.root), "--rivals", "--json",
+                           "--seed", "4", "--records", str(tmp_path / "out")], env=ENV, capture_output=True, text=True, timeout=500)  # fmt: skip
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
     (record,), problems = records.read_all(tmp_path / "out", "precision")
