@@ -50,6 +50,7 @@ def recorded() -> Launch:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_schedule_has_a_race_or_hangs():
     pytest.importorskip("sentryward")
     rows = list(verify.races(recorded()))

