@@ -63,6 +63,7 @@ failed=0
 for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 tail -n 3 "$out"/check-*.log
 python3 -m ladder bench "${rungs[@]}" --rivals --stages --records "$out" || failed=1
+python3 -m ladder precision "${rungs[@]}" --rivals --records "$out" || failed=1
 python3 -m ladder.call_cost | tee "$out/call-cost.log"
 tar -C "$bundle" -czf "$out/triton-cache.tgz" triton-cache
 exit $failed

@@ -64,7 +64,7 @@ def precision_rows(record: dict[str, Any], stale: str | None = None) -> list[dic
 
 def precision_row(record: dict[str, Any], cell: dict[str, Any], stale: str | None) -> dict[str, Any]:
     """figures: for the worst row and the L2 error of o and of the final state, our error relative to fp64, the least of
-    fla's and cudnn's variants in the same run, and whether ours is worse. verdict: "no worse" if none of the four is,
+    fla's and cudnn's variants in the same run, and whether ours is worse, to three digits. verdict: "no worse" if none of the four is,
     else "worse"; "no rival" and "not run" where there is nothing to compare. within_budget: whether the worst rows are
     inside the budget of `check`; None where the cell has none.
     """
@@ -87,8 +87,13 @@ def _figure(tensor: str, measure: str, own: dict[str, Any], rivals: dict[str, An
     best = min(theirs, key=theirs.__getitem__) if theirs else None
     return {
         "tensor": tensor, "measure": measure, "ours": ours, "best_rival": best, "best_rival_error": theirs.get(best),
-        "worse": (ours is None or ours > theirs[best]) if theirs else None,
+        "worse": (ours is None or _shown(ours) > _shown(theirs[best])) if theirs else None,
     }  # fmt: skip
+
+
+def _shown(error: float) -> float:
+    """To the three digits that are shown."""
+    return float(f"{error:.2e}")
 
 
 def _precision_verdict(figures: list[dict[str, Any]]) -> str:

@@ -151,6 +151,8 @@ def record_of(ladder, number, *cells, device="NVIDIA H200", **changes):
     (cell_of(2e-3, fla=2e-3, fla_safe=3e-3, cudnn_hopper_cuda=4e-3), "no worse", ("fla", 2e-3), True),
     (cell_of(2e-3, fla=3e-3, fla_safe=3e-3, cudnn_hopper_cuda=1.9e-3), "worse", ("cudnn-hopper-cuda", 1.9e-3), True),
     (cell_of(2e-3, fla=2e-3, kernel_fun=1e-4), "no worse", ("fla", 2e-3), True),
+    (cell_of(2.004e-3, fla=2e-3), "no worse", ("fla", 2e-3), True),  # the same three digits
+    (cell_of(2.006e-3, fla=2e-3), "worse", ("fla", 2e-3), True),
     (cell_of(2e-3, fla=None, fla_safe=2e-3), "no worse", ("fla-safe", 2e-3), True),
     (cell_of(None, fla=2e-3), "worse", ("fla", 2e-3), False),
     (cell_of(2e-3, kernel_fun=1e-3), "no rival", (None, None), True),
