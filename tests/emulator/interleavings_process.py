@@ -1,5 +1,5 @@
-"""Runs a whole rung, Triton stages and all, under many schedules in this process, watched; one JSON line per schedule.
-Arguments: folder of the rung, arch, schedules."""
+"""Runs a whole rung, Triton stages and all, under the fixed schedule and seeded ones in this process, watched; one JSON
+line per schedule. Arguments: folder of the rung, arch, seeds."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from emulator.races import Races
 from emulator.watch import Together
 
 
-def main(folder, arch, schedules):
+def main(folder, arch, seeds):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     device = triton_driver.activate(arch)
@@ -28,7 +28,7 @@ def main(folder, arch, schedules):
     rung = load(Path(folder))
     drawn = inputs.make(Case("interleavings", 1, 200, 1, 1, 64, 64, initial_state=True), "slow", "prod", seed=0)
     reference = budget.reference(oracle.chunked(**drawn.call()), **drawn.call())
-    for seed in [None, *range(1, schedules)]:
+    for seed in [None, *range(1, seeds + 1)]:
         memory = MemoryWatch()
         device.seed, device.watch = seed, Together(Races(), memory)
         call = drawn.call()
