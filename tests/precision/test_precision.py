@@ -170,7 +170,7 @@ def test_verdict_against_the_best_of_flas_and_cudnns(cell, verdict, best, within
 def test_one_figure_of_four_is_enough_to_be_worse():
     for tensor, measure in rows.MEASURES:
         cell = cell_of(2e-3, fla=2e-3)
-        cell["errors"]["rung"][tensor][measure] = 2.001e-3
+        cell["errors"]["rung"][tensor][measure] = 2.01e-3
         record = {"number": 3, "rung": "003-x", "device": {}, "date": NOW.isoformat(), "precision": [cell]}
         (row,) = rows.precision_rows(record)
         worse = [(f["tensor"], f["measure"]) for f in row["figures"] if f["worse"]]
