@@ -261,8 +261,9 @@ def file(folder: Path, to: Path = fixture_files.FOLDER) -> Path:
         for stage in rung.get("stages", ()):
             made = [stage_recorder.resolve(x, stage["buffers"]) if "unit" in x else [x] for x in stage["launches"]]
             stage["launches"] = [launch for launches in made for launch in launches]
-    for key, text in fixture.index["ptx"].items():  # where the sources lay on the machine that compiled them
-        fixture.index["ptx"][key] = re.sub(r'(?m)^(\s*\.file\s+\d+ ").*?([^/"]+/[^/"]+")', r"\1\2", text)
+    for key, text in fixture.index["ptx"].items():  # without the places of sources on the machine that compiled them
+        code = re.split(r"(?m)^\s*\.section\s", text, maxsplit=1)[0]  # debug sections run to the end
+        fixture.index["ptx"][key] = re.sub(r'(?m)^(\s*\.file\s+\d+ ").*?([^/"]+/[^/"]+")', r"\1\2", code)
     shutil.rmtree(to, ignore_errors=True)
     fixture_files.write(to, fixture.record, fixture.index, fixture.arrays)
     return to

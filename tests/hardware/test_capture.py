@@ -76,6 +76,7 @@ def test_what_was_recorded_is_what_the_emulator_does(filed):
     assert len(units) == 1 and units[0]["relocations"]
     places = [line for text in filed.index["ptx"].values() for line in text.split("\n") if line.strip().startswith(".file")]
     assert places and all(line.count("/") == 1 for line in places)
+    assert not any(".section" in text for text in filed.index["ptx"].values())
 
 
 def test_every_instruction_that_is_not_plain_has_a_program(filed):
