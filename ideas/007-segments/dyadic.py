@@ -1,4 +1,4 @@
-"""Scores of the 16 x 16 diagonal blocks where no bound on the gate is known (prep_sm90.py, phase A1').
+"""Scores of the 16 x 16 diagonal blocks where no bound on the gate is known (prep.py, phase A1').
 
 A pair (i, j), i > j, parts at level s, the highest bit in which i and j differ. With m the first row of i's half at
 that level, its decay 2^(L_i - L_j) is the product of 2^(L_i - L_{m-1}) and 2^(L_{m-1} - L_j), both at most 1: one

@@ -1,4 +1,4 @@
-"""The chunk's fade: a bound on what the chunk leaves of any incoming state, one float in log2 units (prep_sm90.py).
+"""The chunk's fade: a bound on what the chunk leaves of any incoming state, one float in log2 units (prep.py).
 
 A token acts on the state as (I - beta k k^T) diag(2^l) (ALGORITHM.md, 19): its norm is at most 2^max_c(l_c) times
 max(1, |beta |k|^2 - 1|), and the second factor is 1 for normalised k and beta in [0, 2]. The fade is the sum of the

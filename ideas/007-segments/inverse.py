@@ -1,7 +1,8 @@
-"""Phases D and E of the preparation kernel: A = (I + L)^-1, and the keys that w wants (prep_sm90.py)."""
+"""Phases D and E of the preparation kernel: A = (I + L)^-1, and the keys that w wants (prep.py)."""
 
 from __future__ import annotations
 
+import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
 from . import ptx
@@ -13,7 +14,7 @@ class Inverse:
 
     def invert_diagonal(self, x) -> None:
         """X = (I + L_bb)^-1, a column a lane (the two halves of a warp do the same), by forward substitution: row i is
-        e_i - sum_j L_ij X_j. Leaves X split in two, and diag(beta) X^T in A^T."""
+        e_i - sum_j L_ij X_j. Leaves X split in two, diag(beta) X^T in A^T, and over L what rounding took from that."""
         column, upper = x.lane & 15, x.lane >> 4
         rows = x.diagonal + x.warp * (BLOCK * BLOCK * 4)
         X = [select_(column == i, Float32(1.0), Float32(0.0)) for i in range(BLOCK)]
@@ -29,10 +30,12 @@ class Inverse:
             word = select_(upper == 1, parts[i // 2][1], parts[i // 2][0])
             ptx.sts_half(x.q + half + ((chunk ^ (i & 7)) << 4), (word >> 16) if i % 2 else word, i * ROW)
         beta = ptx.lds(x.beta + (x.warp * BLOCK + column) * 4, 0, Float32)
-        words = [ptx.pack(X[i] * beta, X[i + 1] * beta, self.pair) for i in range(0, BLOCK, 2)]
-        words = [select_(upper == 1, words[4 + i], words[i]) for i in range(4)]
+        parts = [ptx.split(X[i] * beta, X[i + 1] * beta, self.pair) for i in range(0, BLOCK, 2)]
+        words, rest = ([select_(upper == 1, parts[4 + i][n], parts[i][n]) for i in range(4)] for n in range(2))
         at = x.kd + TILE + (x.warp * BLOCK + column) * ROW + (((2 * x.warp + upper) ^ (column & 7)) << 4)
         ptx.sts_vec(at, words)
+        cute.arch.sync_warp()  # the block of L is read
+        ptx.sts_vec(rows + (upper * BLOCK + column) * 16, rest)
 
     def scale_keys(self, x, t: Int32) -> None:
         """kF 2^N_b over kF in blocks 1 to 3, by 128 threads (t)."""

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from _common import target
-from _common.cache import ALIGNMENT, CallCache, Plan, Spec
+from _common.cache import CallCache, Plan, Spec
 from _common.cute import Unit
-from kernels.kda.contract import CHUNK, Problem, Stage, kda_op
+from kernels.kda.contract import CHUNK, Problem, Stage, dense, kda_op
 
 HERE = Path(__file__).parent
 CALLS = CallCache()
@@ -35,7 +35,7 @@ def state_unit(arch: str, **params) -> Unit:
 
 
 def prep_unit(arch: str, **params) -> Unit:
-    return Unit("kda_prep", HERE / "prep_sm90.py", arch, tuple(params.items()))
+    return Unit("kda_prep", HERE / "prep.py", arch, tuple(params.items()))
 
 
 def prep_params(K: int, V: int, dtype: str, gate: str, bounded: bool, raw: bool, fades: bool) -> dict:
@@ -90,14 +90,12 @@ def multiprocessors(device: torch.device) -> int:
 
 def prep(p: Problem, x: dict) -> dict:
     """Everything up to the state scan, in one kernel."""
-    operands = tuple(_dense(x[name]) for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias"))
-    if operands[6] is not None:
-        operands = (*operands[:6], operands[6].view(-1))
+    *operands, dt_bias = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias")
+    dt_bias = None if dt_bias is None else dt_bias.view(-1)
     where, fades = target.current(), segment_length(p) < p.NT
-    options = ("prep", where, p.gate, p.safe_gate, p.l2norm, p.beta_sigmoid, fades)
-    plan = CALLS.plan(operands, options, partial(plan_prep, where, p, fades))
+    plan = CALLS.plan((p, where, "prep"), partial(plan_prep, where, p, fades))
     outputs = plan.allocate(p.device)
-    plan.run(*operands, *outputs[:6], outputs[6] if fades else None, p.scale, p.lower_bound or 0.0)
+    plan.run(*operands, dt_bias, *outputs[:6], outputs[6] if fades else None, p.scale, p.lower_bound or 0.0)
     names = ("qg", "kg", "w", "u", "Aqk", "gl", "fade")
     return dict(zip(names, outputs if fades else (*outputs, None), strict=True))
 
@@ -117,9 +115,9 @@ def plan_prep(where: target.Target, p: Problem, fades: bool) -> Plan:
 
 def state(p: Problem, x: dict) -> dict:
     """Scan and output in one kernel, a grid of tiles by segments."""
-    operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["gl"], x["fade"], _dense(x["initial_state"]))
+    operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["gl"], x["fade"], *dense(p, x, "initial_state"))
     where = target.current()
-    plan = CALLS.plan(operands, ("state", where), partial(plan_state, where, p))
+    plan = CALLS.plan((p, where, "state"), partial(plan_state, where, p))
     o, final_state = plan.allocate(p.device)
     plan.run(*operands, o, final_state, p.scale, segment_length(p))
     return {"o": o, "final_state": final_state}
@@ -130,13 +128,6 @@ def plan_state(where: target.Target, p: Problem) -> Plan:
               "segmented": segment_length(p) < p.NT, "has_h0": p.initial_state}  # fmt: skip
     run = where.load(state_unit(where.arch, **params))
     return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
-
-
-def _dense(t: torch.Tensor | None) -> torch.Tensor | None:
-    """t as TMA wants it: row-major and on 16 bytes, copied where it is not."""
-    if t is None or (t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0):
-        return t
-    return t.clone(memory_format=torch.contiguous_format)
 
 
 STAGES = (Stage("prep", ("kda_prep",), prep), Stage("state", ("kda_state",), state))

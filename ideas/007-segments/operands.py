@@ -1,4 +1,4 @@
-"""Phases A1 and A2 of the preparation kernel: gate and cumsum, row norms, beta, decayed operands (prep_sm90.py)."""
+"""Phases A1 and A2 of the preparation kernel: gate and cumsum, row norms, beta, decayed operands (prep.py)."""
 
 from __future__ import annotations
 

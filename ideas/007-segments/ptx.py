@@ -66,11 +66,11 @@ def mul_pair(x: Int32, y: Int32, pair: str) -> Int32:
     return _ptx(f"mul.rn.{pair}x2 {{$w0}}, {{$r0}}, {{$r1}};", write_only_types=[Int32], read_only_args=[x, y])
 
 
-def split(lo: Float32, hi: Float32) -> tuple[Int32, Int32]:
-    """Two fp32 as a pair of bf16 and the pair of what it misses: 16 bits of mantissa together."""
-    big = pack(lo, hi, "bf16")
-    big_lo, big_hi = unpack(big, "bf16")
-    return big, pack(lo - big_lo, hi - big_hi, "bf16")
+def split(lo: Float32, hi: Float32, pair: str = "bf16") -> tuple[Int32, Int32]:
+    """Two fp32 as a pair and the pair of what it misses: twice the digits (16 bits of mantissa for bf16)."""
+    big = pack(lo, hi, pair)
+    big_lo, big_hi = unpack(big, pair)
+    return big, pack(lo - big_lo, hi - big_hi, pair)
 
 
 # ---- shared memory -------------------------------------------------------------------------------------------------

@@ -116,9 +116,11 @@ class Recurrence:
     @cute.jit
     def chunk(self, x, stage: Int32, phase: Int32, u_stage: Int32, prev: Int32, first: cutlass.Constexpr):
         """One chunk, but for the output, which the next call writes (`prev`: slot of the chunk before)."""
+        warpgroup.fence()
         self.issue(x.mma_token, x.r_v, x.r_hb, x.b_w, stage, zero=False)  # -v' = WH - u
         if cutlass.const_expr(not first):
             x.r_ob.store(x.r_o.load().to(self.io))
+            warpgroup.fence()  # OH overwrites what was read; its h is behind WH's fence
         self.issue(x.mma_token, x.r_o, x.r_hb, x.b_qg, stage, zero=True)  # OH
         if cutlass.const_expr(not first):
             self.write_output(x, prev)
@@ -127,6 +129,7 @@ class Recurrence:
         x.r_vb.store(x.r_v.load().to(self.io))
         self.negate(x.r_vb)
         cute.arch.mbarrier_wait(x.bars.full_ka + stage, phase)
+        warpgroup.fence()
         self.issue(x.mma_state, x.r_h, x.r_vb, x.b_kg, stage, zero=False)  # DH
         warpgroup.wait_group(1)  # OH
         self.release(x.bars.empty_wq + stage)
@@ -136,6 +139,7 @@ class Recurrence:
         u_stage, _ = self.advance(u_stage, phase, self.u_stages)
         cute.arch.mbarrier_wait(x.bars.full + stage, phase)
         self.fetch(x, u_stage)
+        warpgroup.fence()
         self.issue(x.mma_token, x.r_o, x.r_vb, x.b_aqk, current, zero=False)  # OI
         self.widen_u(x)
         warpgroup.wait_group(1)  # DH
@@ -148,12 +152,14 @@ class Recurrence:
     @cute.jit
     def walk(self, x, stage: Int32, phase: Int32, u_stage: Int32):
         """One chunk of which only the state is wanted: `chunk` without OH and OI, the same bits in h."""
+        warpgroup.fence()
         self.issue(x.mma_token, x.r_v, x.r_hb, x.b_w, stage, zero=False)  # -v' = WH - u
         cute.arch.mbarrier_arrive(x.bars.full_o + u_stage)  # u and the decay are in registers: no o will follow
         warpgroup.wait_group(0)
         x.r_vb.store(x.r_v.load().to(self.io))
         self.negate(x.r_vb)
         cute.arch.mbarrier_wait(x.bars.full_ka + stage, phase)
+        warpgroup.fence()
         self.issue(x.mma_state, x.r_h, x.r_vb, x.b_kg, stage, zero=False)  # DH
         self.release(x.bars.empty_wq + stage)
         current = stage
@@ -226,19 +232,17 @@ class Recurrence:
 
     @cute.jit
     def release(self, barrier: cute.Pointer):
-        """One arrival for the whole warp."""
-        cute.arch.sync_warp()
+        """One arrival for the whole warp, which the wgmma instruction before it has brought together."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(barrier)
 
     def issue(self, mma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, stage: Int32, zero: bool) -> None:
-        """Start acc = (0 if zero else acc) + a b as one wgmma group. `a`: an accumulator-shaped io tensor
-        ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
+        """Start acc = (0 if zero else acc) + a b as one wgmma group, behind a fence for the registers of both. `a`: an
+        accumulator-shaped io tensor ((2,2,N/8),1,1), whose registers are the A fragment ((2,2,2),1,N/16)."""
         n = cute.size(a) // 8
         a = cute.make_tensor(a.iterator, cute.make_layout(((2, 2, 2), 1, n), stride=((1, 2, 4), 0, 8)))
         atom = cute.make_mma_atom(mma.op)
         atom.set(warpgroup.Field.ACCUMULATE, not zero)
-        warpgroup.fence()
         for k in range(n):
             cute.gemm(atom, acc, a[None, None, k], b[None, None, k, stage], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)

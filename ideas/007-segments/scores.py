@@ -1,4 +1,4 @@
-"""Phase B of the preparation kernel: scores between 16-row blocks, and the tiles they go to (prep_sm90.py)."""
+"""Phase B of the preparation kernel: scores between 16-row blocks, and the tiles they go to (prep.py)."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ class KdaState(Recurrence):
             with cute.arch.elect_one():
                 self.init_ring(bars, IN_BARRIERS, self.stages, counts)
                 self.init_ring(bars, U_BARRIERS, self.u_stages, counts)
-            cute.arch.mbarrier_init_fence()
+        # TMA, too, uses an mbarrier through the generic proxy (PTX ISA, cp.async.bulk.tensor): this hands it to all
         cute.arch.sync_threads()
 
     def init_ring(self, bars, names, stages: int, counts):

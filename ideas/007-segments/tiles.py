@@ -1,4 +1,4 @@
-"""What the phases of the preparation kernel share: sizes, the tile layout, block pairs (prep_sm90.py)."""
+"""What the phases of the preparation kernel share: sizes, the tile layout, block pairs (prep.py)."""
 
 from __future__ import annotations
 
