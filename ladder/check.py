@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing.forkserver
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from kernels.kda import hostile
 from ladder import record as records
+from ladder.build import starter
 from ladder.cells import seed_for
 from ladder.checks import ALL, GIVEN, NAMES, NOTES, ORACLE
 from ladder.diff import DiffError, notes_mismatch
@@ -132,6 +134,9 @@ class Run:
         """Decide everything; every row is in its record before the next is begun."""
         import torch
 
+        if any(seat.kind == "emulated" for seat in self.seats):
+            starter()  # before a worker starts the server, for what it has imported serves them all
+            multiprocessing.forkserver.ensure_running()
         judge = Judge(torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu"))
         try:
             if self._wanted(NOTES):
