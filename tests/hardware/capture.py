@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -40,6 +41,7 @@ except ImportError:
 import fixture_files  # noqa: E402
 from fixture_files import Arrays, FixtureError  # noqa: E402
 from programs import MODULES, everything  # noqa: E402
+from programs.program import Map, Program  # noqa: E402
 
 SEED = 20261130
 STALL_S = {"programs": 20.0, "rungs": 90.0}  # one item may take so long, the start of its process (and compiling) included
@@ -95,12 +97,14 @@ def _programs(emulated: bool):
     device = Emulated() if emulated else Gpu()
 
     def run(name: str, arrays: Arrays) -> dict:
-        outputs, maps = device.run(everything()[name])
+        program = everything()[name]
+        outputs, maps = device.run(program)
         return {
-            "key": everything()[name].key,
+            "text": program.text, "block": program.block, "grid": program.grid,
+            "specs": {n: asdict(m) for n, m in program.maps.items()}, "maps": {n: m.hex() for n, m in maps.items()},
+            "inputs": {n: arrays.put(x) for n, x in program.inputs.items()},
             "outputs": {n: arrays.put(x) for n, x in outputs.items()},
-            "maps": {n: m.hex() for n, m in maps.items()},
-        }
+        }  # fmt: skip
 
     return run
 
@@ -234,17 +238,29 @@ def circumstances(emulated: bool) -> dict:
             "commit": commit, "dirty": dirty, "code_hash": file_hash(sources, root=HERE)[:16]}  # fmt: skip
 
 
+def kept_program(name: str, fixture: fixture_files.Fixture) -> tuple[Program, dict]:
+    """A program as it ran, whatever its module makes of it now, and the hardware's outputs."""
+    answer, arrays = fixture.index["programs"][name], fixture.arrays["programs"]
+    outputs = {n: arrays.get(ref) for n, ref in answer["outputs"].items()}
+    maps = {n: Map(**{k: tuple(v) if isinstance(v, list) else v for k, v in m.items()}) for n, m in answer["specs"].items()}
+    program = replace(
+        everything()[name], text=answer["text"], block=answer["block"], grid=answer["grid"], maps=maps, manual=None,
+        inputs={n: arrays.get(ref) for n, ref in answer["inputs"].items()},
+        outputs={n: (x.shape, x.dtype.type) for n, x in outputs.items()})  # fmt: skip
+    return program, outputs
+
+
 def compare_program(name: str, fixture: fixture_files.Fixture) -> str | None:
     """What is wrong between a program's kept answer and the emulator's, in words; None where nothing is."""
     from cuda_driver import Emulated
 
     from emulator.hw import tensormap
 
-    program, answer = everything()[name], fixture.index["programs"][name]
-    hardware = {n: fixture.arrays["programs"].get(ref) for n, ref in answer["outputs"].items()}
+    program, hardware = kept_program(name, fixture)
     emulated, maps = Emulated().run(program)
     for n, raw in maps.items():
-        theirs, ours = (tensormap.decode(x, check=False) for x in (bytes.fromhex(answer["maps"][n]), raw))
+        kept = bytes.fromhex(fixture.index["programs"][name]["maps"][n])
+        theirs, ours = (tensormap.decode(x, check=False) for x in (kept, raw))
         if theirs != ours:
             return f"tensor map {n}: the driver wrote {theirs}, the emulator takes {ours} for it"
     return program.compare.complaint(program.inputs, hardware, emulated)

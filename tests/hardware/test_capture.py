@@ -95,6 +95,15 @@ def test_which_stages_are_compared_bit_for_bit(filed):
     assert {s["name"] for _, s in stages(filed) if s["launches"] and fixed(s, filed)} == {"intra", "wu", "state"}
 
 
+def test_a_program_is_kept_whole(filed):
+    """Text, launch, inputs and maps: what the table makes later need not be what ran."""
+    for name in filed.index["programs"]:
+        kept, made = capture.kept_program(name, filed)[0], everything()[name]
+        assert (kept.text, kept.block, kept.grid, dict(kept.maps)) == (made.text, made.block, made.grid, dict(made.maps))
+        assert {n: x.tobytes() for n, x in kept.inputs.items()} == {n: x.tobytes() for n, x in made.inputs.items()}
+        assert kept.compare is made.compare
+
+
 def flipped(fixture, part, ref, byte, bit):
     """The array of `ref` with one bit flipped, as a new reference."""
     x = fixture.arrays[part].get(ref)

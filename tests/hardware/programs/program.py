@@ -127,14 +127,6 @@ class Program:
         """The outputs by the manual, None where it leaves them open."""
         return self.manual(self.inputs) if self.manual else None
 
-    @property
-    def key(self) -> str:
-        """Hash of text, inputs, maps and launch: what an answer kept for it belongs to."""
-        digest = hashlib.sha256(repr((self.text, self.block, self.grid, sorted(self.maps.items()))).encode())
-        for name, x in self.inputs.items():
-            digest.update(f"{name} {x.shape} {x.dtype}".encode() + np.ascontiguousarray(x).tobytes())
-        return digest.hexdigest()[:16]
-
     def fresh(self) -> Arrays:
         """Inputs and zeroed outputs, in parameter order; copies."""
         return {n: aligned(x) for n, x in self.inputs.items()} | {
