@@ -27,6 +27,7 @@ class Groups:
     def __init__(self, warps):
         self.next, self.issued, self.done = (np.zeros(warps, np.int64) for _ in range(3))
         self.at_commit = np.zeros((warps, 16), np.int64)
+        self.fenced = np.zeros(warps, bool)  # has the warp executed a wgmma.fence?
 
     def finished(self, warps, allowed):
         """Bool per warp: all but the `allowed` latest groups are complete."""
@@ -176,6 +177,8 @@ def mma_async(m, ins, mods):
                 f"wgmma reads register {m.inflight.name(busy)}, the result of an operation this warp has not waited for"
             )
         m.inflight.check_fence(d_index + a_index, f.warps)
+        if not _groups(m).fenced[f.warps].all():
+            raise ProtocolError("wgmma before the first wgmma.fence of this warp")
         for cta, warpgroup, part in _warpgroups(m, f):
             issue(cta, warpgroup, part)
         return None
@@ -191,6 +194,7 @@ def fence(m, ins, mods):
         if not f.whole:
             return PARK
         m.inflight.fence(f.warps)
+        _groups(m).fenced[f.warps] = True
         if m.watch:
             m.watch.fence(m, f, ins, ("wgmma",))
         return None
