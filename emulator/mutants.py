@@ -128,6 +128,12 @@ def enumerate_mutants(
     return found
 
 
+def enumerate_removals(ptx: str, kernel: str) -> list[Mutant]:
+    """The mutants of `kernel` in which one synchronisation is missing, in program order."""
+    text = _Text(ptx.split("\n"), decode(ptx).kernels[kernel].code, {}, [])
+    return sorted((m for make in (_removed, _waits_removed) for m in make(text)), key=lambda m: m.line)
+
+
 def _removed(t: _Text) -> Iterator[Mutant]:
     for kind, begin in REMOVED:
         for ins in t.opcode(*begin):

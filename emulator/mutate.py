@@ -224,6 +224,10 @@ class Subject:
         self.function(*self.problem.operands.values(), *self.problem.outputs(), self.problem.scale)
         return found
 
+    def judge(self, *answer: torch.Tensor) -> str:
+        """Why the outputs are wrong, or ""."""
+        return self.problem.judge(*answer)
+
     def try_mutant(self, mutant: Mutant, seeds: tuple[int | None, ...] = SEEDS) -> Outcome:
         """Run under one schedule after another until something finds it."""
         started, ptx = time.monotonic(), mutant.apply(self.ptx)
@@ -231,7 +235,7 @@ class Subject:
             races, memory = Races(), MemoryWatch()
             by, message = None, ""
             try:
-                o, ht = self.run(ptx, seed, Together(races, memory), mutant)
+                answer = self.run(ptx, seed, Together(races, memory), mutant)
             except Deadlock as error:
                 by, message = "deadlock", str(error)
             except EmulatorError as error:
@@ -242,7 +246,7 @@ class Subject:
                 found = races.report() or memory.report()
                 if found:
                     by, message = "race" if races.findings else "memory", _nearest(found, mutant)
-                elif reason := self.problem.judge(o, ht):
+                elif reason := self.judge(*answer):
                     by, message = "numbers", reason
             if by:
                 place = self.place(mutant, "\n".join([message, *races.report(), *memory.report()]))
@@ -254,7 +258,7 @@ class Subject:
         if not mutant.line:
             return "names no place" if "PTX line" not in message else "its consumer"
         lines = [int(n) for n in re.findall(r"PTX line (\d+)", message)]
-        sources = [int(n) for n in re.findall(rf"{SOURCES[self.arch]}:(\d+)", message)]
+        sources = [int(n) for n in re.findall(rf"{self.source.name}:(\d+)", message)]
         barriers = self.barriers.get(mutant.line, set()) | set(mutant.barriers or ())
         changed = {mutant.line, *(n for n, text in mutant.edits if text)}
         if changed & set(lines):
@@ -446,7 +450,9 @@ def main(arguments: list[str] | None = None) -> int:
             faults += [f for o in results[rung, arch] if (f := verdict(rung, arch, o))]
     print(*faults, sep="\n")
     if a.table:
-        _write(Path(__file__).with_name("MUTATIONS.md"), table(results))
+        path = Path(__file__).with_name("MUTATIONS.md")
+        _, heading, triton = path.read_text().partition("\n## The Triton kernel of 004\n")  # mutate_triton's
+        _write(path, table(results) + heading + triton)
     return int(bool(faults))
 
 
