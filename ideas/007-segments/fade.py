@@ -1,4 +1,5 @@
-"""The chunk's fade: a bound on what the chunk leaves of any incoming state, one float in log2 units (prep.py).
+"""The chunk's fade: a bound on what the chunk leaves of any incoming state, one float in log2 units (prep.py), and where
+a segment's walk starts by it (state_sm90.py, state_sm100.py).
 
 A token acts on the state as (I - beta k k^T) diag(2^l) (ALGORITHM.md, 19): its norm is at most 2^max_c(l_c) times
 max(1, |beta |k|^2 - 1|), and the second factor is 1 for normalised k and beta in [0, 2]. The fade is the sum of the
@@ -14,6 +15,8 @@ from cutlass import Float32, Int32, Int64, select_
 
 from . import ptx
 from .tiles import BLOCK, CHUNK
+
+CLOSED = -40.0  # log2: what a state comes down by before it counts as zero; 2^16 times below fp32's resolution
 
 
 class Fade:
@@ -59,3 +62,26 @@ class Fade:
         reach = ptx.lds(x.beta + token, 0, Float32) * square - 1.0
         reach = ptx.fmax(reach, -reach)
         return select_(reach <= 1.0, Float32(0.0), ptx.lg2(reach))
+
+
+@cute.jit
+def first_chunk(fade: cute.Tensor, b: Int32, hv: Int32, begin: Int32):
+    """Where the walk before chunk `begin` starts; the same in every warp. A NaN closes nothing."""
+    lane = cute.arch.lane_idx()
+    start, total, closed = begin, Float32(0.0), Int32(0)
+    while (start > 0) & (closed == 0):
+        c = start - 1 - lane
+        step = Float32(0.0)
+        if c >= 0:
+            step = fade[b, c, hv]
+        for i in cutlass.range_constexpr(5):  # inclusive sums, from the latest chunk back
+            before = cute.arch.shuffle_sync_up(step, 1 << i)
+            if lane >= (1 << i):
+                step = step + before
+        closed = cute.arch.vote_ballot_sync(total + step <= CLOSED)
+        total = total + cute.arch.shuffle_sync(step, 31)
+        if closed != 0:
+            start = start - (cute.arch.popc(closed ^ (closed - 1)))  # the first lane that closes
+        else:
+            start = cutlass.max(start - 32, 0)
+    return cute.arch.make_warp_uniform(start)

@@ -25,13 +25,14 @@ from _common.cute import Unit
 from kernels.kda.contract import CHUNK, Problem, Stage, dense, kda_op
 
 HERE = Path(__file__).parent
+STATE = {"sm_90a": "state_sm90.py", "sm_100a": "state_sm100.py", "sm_103a": "state_sm100.py"}
 CALLS = CallCache()
 V_TILE = 64  # V columns a CTA of the state kernel walks
 EMULATED_SMS = 132  # as many as an H200 has
 
 
 def state_unit(arch: str, **params) -> Unit:
-    return Unit("kda_state", HERE / "state_sm90.py", arch, tuple(params.items()))
+    return Unit("kda_state", HERE / STATE[arch], arch, tuple(params.items()))
 
 
 def prep_unit(arch: str, **params) -> Unit:

@@ -62,10 +62,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from cutlass.memory import SmemAllocator
 
+from .fade import first_chunk
 from .recurrence import WG_V, Recurrence
 
 CHUNK = 64
-CLOSED = -40.0  # log2: what a state comes down by before it counts as zero; 2^16 times below fp32's resolution
 IO = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 
 
@@ -236,7 +236,7 @@ class KdaState(Recurrence):
         if cutlass.const_expr(self.segmented):
             begin = segment * length
             end = cutlass.min(begin + length, chunks)
-            start = self.first_chunk(fade, b, hv, begin)
+            start = first_chunk(fade, b, hv, begin)
         span = SimpleNamespace(start=start, begin=begin, end=end, chunks=chunks)
 
         # -- shared memory ---------------------------------------------------------------------------------------
@@ -291,28 +291,6 @@ class KdaState(Recurrence):
             v0 = v_id * VT + group * WG_V
             s_u_wg = cute.local_tile(s_u, (WG_V, CHUNK), (group, 0, None))
             self.recurrence(s_w, s_qg, s_kg, s_aqk, s_u_wg, s_decay, bars, span, h0, ht, b, hv, v0, scale)
-
-    @cute.jit
-    def first_chunk(self, fade: cute.Tensor, b: Int32, hv: Int32, begin: Int32):
-        """Where the walk before chunk `begin` starts; the same in every warp. A NaN closes nothing."""
-        lane = cute.arch.lane_idx()
-        start, total, closed = begin, Float32(0.0), Int32(0)
-        while (start > 0) & (closed == 0):
-            c = start - 1 - lane
-            step = Float32(0.0)
-            if c >= 0:
-                step = fade[b, c, hv]
-            for i in cutlass.range_constexpr(5):  # inclusive sums, from the latest chunk back
-                before = cute.arch.shuffle_sync_up(step, 1 << i)
-                if lane >= (1 << i):
-                    step = step + before
-            closed = cute.arch.vote_ballot_sync(total + step <= CLOSED)
-            total = total + cute.arch.shuffle_sync(step, 31)
-            if closed != 0:
-                start = start - (cute.arch.popc(closed ^ (closed - 1)))  # the first lane that closes
-            else:
-                start = cutlass.max(start - 32, 0)
-        return cute.arch.make_warp_uniform(start)
 
     @cute.jit
     def init_barriers(self, bars, warp_id: Int32):

@@ -1,5 +1,6 @@
 """Rung 007's compiled kernels, executed from their PTX on the CPU: the fade against its definition, a segment's bits
-against an undivided run from where its walk starts, and the rung against the error budget."""
+against an undivided run from where its walk starts, and the rung against the error budget. The walk is tested for both
+architectures' state kernels."""
 
 import math
 from functools import cache
@@ -122,10 +123,10 @@ def operands(B: int, T: int, HV: int, D: int = 64) -> list[torch.Tensor]:
 
 def states(x: list[torch.Tensor], fade=None, length: int = 1 << 20, h0: bool = True, on=None):
     """(o, final state) of the compiled state kernel, undivided without a fade."""
-    D = x[0].shape[3]
-    unit = rung().module.state_unit("sm_90a", K=D, V=D, dtype="bfloat16", segmented=fade is not None, has_h0=h0)
+    D, on = x[0].shape[3], on or target()
+    unit = rung().module.state_unit(on.arch, K=D, V=D, dtype="bfloat16", segmented=fade is not None, has_h0=h0)
     o, ht = torch.full_like(x[3], float("nan")), torch.full_like(x[6], float("nan"))
-    (on or target()).load(unit)(*x[:6], fade, x[6] if h0 else None, o, ht, 0.3, length)
+    on.load(unit)(*x[:6], fade, x[6] if h0 else None, o, ht, 0.3, length)
     return o, ht
 
 
@@ -136,16 +137,18 @@ def chunks_of(x: list[torch.Tensor], first: int, last: int, b: int, hv: int) -> 
     return [*picked, x[5][b : b + 1, first:last, hv : hv + 1].contiguous(), x[6][b : b + 1, hv : hv + 1].contiguous()]
 
 
-@pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_where_the_bound_never_closes_the_bits_are_those_of_an_undivided_run(length):
-    x = operands(1, 4 * 64 + 7, 1)
-    whole, divided = states(x), states(x, torch.full((1, 5, 1), -0.5), length)
+@pytest.mark.parametrize("arch, length", [(ARCHS[0], 1), (ARCHS[0], 2), (ARCHS[1], 2),
+                                          pytest.param(ARCHS[0], 3, marks=pytest.mark.slow)])  # fmt: skip
+def test_where_the_bound_never_closes_the_bits_are_those_of_an_undivided_run(arch, length):
+    x, on = operands(1, 4 * 64 + 7, 1), target(arch)
+    whole, divided = states(x, on=on), states(x, torch.full((1, 5, 1), -0.5), length, on=on)
     assert torch.equal(whole[0], divided[0]) and torch.equal(whole[1], divided[1])
 
 
-def test_each_head_walks_back_to_where_its_own_fades_close():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_each_head_walks_back_to_where_its_own_fades_close(arch):
     """The bits of a segment are those of an undivided run from zero at its start, or from h0 at chunk 0."""
-    x, length, NT = operands(2, 5 * 64, 2), 2, 5
+    x, length, NT, on = operands(2, 5 * 64, 2), 2, 5, target(arch)
     fade = torch.zeros(2, NT, 2)
     fade[0, :, 0] = -20.0  # two chunks
     fade[0, :, 1] = -50.0  # one
@@ -154,12 +157,12 @@ def test_each_head_walks_back_to_where_its_own_fades_close():
     starts = {(0, 0): [0, 0, 2], (0, 1): [0, 1, 3], (1, 0): [0, 0, 0], (1, 1): [0, 0, 0]}
     fade[1, 2, 0] = -42.5
     starts[1, 0] = [0, 0, 2]
-    o, ht = states(x, fade, length)
+    o, ht = states(x, fade, length, on=on)
     for (b, hv), wanted in starts.items():
         assert [model.first_chunk(fade[b, :, hv].tolist(), s) for s in (0, 2, 4)] == wanted
         for begin, start in zip((0, 2, 4), wanted):
             end = min(begin + length, NT)
-            part, state = states(chunks_of(x, start, end, b, hv), h0=start == 0)
+            part, state = states(chunks_of(x, start, end, b, hv), h0=start == 0, on=on)
             rows = slice(begin * CHUNK, end * CHUNK)
             assert torch.equal(o[b, rows, hv], part[0, (begin - start) * CHUNK :, 0]), (b, hv, begin)
             if end == NT:
@@ -193,14 +196,15 @@ def test_more_than_one_tile_of_v_and_the_large_key():
     assert torch.equal(whole[0], divided[0]) and torch.equal(whole[1], divided[1])
 
 
-def test_shared_memory_has_neither_races_nor_unwritten_reads():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_shared_memory_has_neither_races_nor_unwritten_reads(arch):
     from emulator import EmulatedTarget
     from emulator.races import Races
 
     races = Races()
     x = operands(1, 4 * 64, 1)
     fade = torch.tensor([0.0, 0.0, -50.0, 0.0]).view(1, 4, 1)  # walks of 0, 2 (all there is) and 1 or 2 chunks
-    states(x, fade, 1, on=EmulatedTarget("sm_90a", seed=3, watch=races))  # a seed: every warp on its own
+    states(x, fade, 1, on=EmulatedTarget(arch, seed=3, watch=races))  # a seed: every warp on its own
     assert not races.report()
 
 
@@ -225,17 +229,19 @@ def judged(call: dict, arch: str = "sm_90a", void_above: float = budget.VOID_ABO
         return budget.judge(*rung().chunk_kda(**call), ref)
 
 
-@pytest.mark.parametrize("regime, form", [
-    ("strong", "prod"), ("init", "pre"), pytest.param("mixed", "prod", marks=pytest.mark.slow),
-    pytest.param("slow", "pre", marks=pytest.mark.slow), pytest.param("strong", "pre", marks=pytest.mark.slow),
+@pytest.mark.parametrize("regime, form, arch", [
+    ("strong", "prod", ARCHS[0]), ("init", "pre", ARCHS[0]), ("strong", "prod", ARCHS[1]),
+    *(pytest.param(*regime_form, ARCHS[0], marks=pytest.mark.slow)
+      for regime_form in (("mixed", "prod"), ("slow", "pre"), ("strong", "pre"))),
+    pytest.param("init", "pre", ARCHS[1], marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_the_rung_is_within_the_budget(regime, form):
+def test_the_rung_is_within_the_budget(regime, form, arch):
     """Five segments of a chunk; in `strong` the last two start from zero."""
-    verdicts = judged(drawn(4 * 64 + 30, regime, form))
+    verdicts = judged(drawn(4 * 64 + 30, regime, form), arch)
     assert all(v.passed for v in verdicts), verdicts
 
 
-@pytest.mark.parametrize("arch", ["sm_90a"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_a_beta_of_inconvenient_last_digits_bends_no_row(arch):
     """Gates at their bound: the final state is little but the last rows of u, and their errors must not all agree."""
     call = hostile.make("gate=-5", seed_for(1192355563, "gate=-5")).call()
