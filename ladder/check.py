@@ -188,6 +188,8 @@ class Run:
             assignment = Assignment(self.ladder.folder(seat.rung), seat.arch, seat.kind, self.options.seed, probe,
                                     judge.folder.name, seat.rung.replaces)  # fmt: skip
             seat.worker = Worker(assignment, self.options.time_limit_s, self.options.memory_limit)
+            if self._cancelled:  # just now, when there was no worker to end
+                seat.worker.kill()
         return seat.worker.run(task, self._judged(judge))
 
     def _judged(self, judge: Judge) -> Any:

@@ -74,6 +74,8 @@ def state_unit(folder: Path, arch: str) -> Unit:
         raise LookupError(f"{arch}: SentryWard reads Blackwell kernels only (wgmma is unsupported)")
     if not source.is_file():
         raise LookupError(f"no {DEVICE_FILE} in this rung")
+    if "g2: cute.Tensor" not in source.read_text():
+        raise LookupError("the proofs are of state kernels that read g2 [B,T,HV,K]; this one reads something else")
     return Unit("kda_state", source, arch, tuple(PARAMS.items()))
 
 

@@ -73,6 +73,7 @@ class Worker:
     _conn: Connection | None = None
     _log: Any = None
     _loaded: Outcome | None = field(default=None)
+    _ended: bool = False
 
     def run(self, task: Task, judge: Judged) -> Outcome:
         """Decide one property; `judge` answers the child's pleas. Never raises for anything the rung does."""
@@ -97,7 +98,8 @@ class Worker:
         return outcome
 
     def kill(self) -> None:
-        """End the process from another thread; whoever waits for it sees it die."""
+        """End the process from another thread, for good: whoever waits for it, or is just starting it, gives up."""
+        self._ended = True
         process = self._process
         if process is not None and process.is_alive():
             process.kill()
@@ -132,6 +134,8 @@ class Worker:
         """The child's next outcome; its pleas are answered meanwhile, off its clock."""
         deadline = time.monotonic() + self.time_limit_s
         while True:
+            if self._ended:
+                return self._killed("stopped")
             try:
                 if self._conn.poll(0.05):
                     message = self._conn.recv()

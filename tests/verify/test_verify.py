@@ -10,7 +10,7 @@ from ladder.manifest import ROOT
 from ladder.verify_input import Shape, record
 from ladder.verify_ptx import default_collector, typed_stores, unfenced_stores, unwaited_loads
 
-PROVED = sorted(p.parent.name for p in (ROOT / "ideas").glob(f"*/{verify.DEVICE_FILE}"))
+PROVED = ("002-cute-fused", "003-cute-pipeline", "004-prezeroed-aqk")
 PIPELINE = "003-cute-pipeline"
 
 
@@ -69,6 +69,9 @@ def test_what_the_verifier_does_not_model(rung):
 def test_rows_of_a_rung_without_such_a_kernel():
     (row,) = verify.verify(ROOT / "ideas" / "001-baseline")
     assert row["outcome"] == verify.NOT_RUN and "no state_sm100.py" in row["reason"]
+    for rung in ("005-fused-prep", "007-segments"):
+        (row,) = verify.verify(ROOT / "ideas" / rung)
+        assert row["outcome"] == verify.NOT_RUN and "reads something else" in row["reason"]
     (row,) = verify.verify(ROOT / "ideas" / PIPELINE, arch="sm_90a")
     assert row["outcome"] == verify.NOT_RUN and "wgmma" in row["reason"]
 
