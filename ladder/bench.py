@@ -21,7 +21,7 @@ import torch
 
 from ladder import autotune, tamper, witness
 from ladder import record as records
-from ladder.cells import draw, floor_ms, problem_of, seed_for
+from ladder.cells import draw, floor_ms, problem_of, seed_for, shape_of
 from ladder.loader import LoadedRung, load
 from ladder.manifest import Cell, Ladder, ManifestError, Rung
 from ladder.telemetry import Telemetry
@@ -295,7 +295,7 @@ class Run:
         medians = {stage: sorted(ms)[len(ms) // 2] for stage, ms in subject.stages.items()}
         return {
             "case": case.name, "regime": cell.regime, "form": cell.form,
-            "shape": {n: getattr(case, n) for n in ("B", "T", "H", "HV", "K", "V", "dtype", "initial_state")},
+            "shape": shape_of(cell),
             "seed": seed_for(self.options.seed, *cell.key, 0), "floor_ms": floor, "clock": subject.clock,
             "samples_ms": {n: c.samples for n, c in named.items()}, "eager_ms": {n: c.eager for n, c in named.items()},
             "clocks": {n: c.clock for n, c in named.items()},

@@ -115,13 +115,15 @@ def _units(rung: Any, arch: str, case: Any) -> list[dict[str, Any]]:
     return [_row(r, r.shared) for unit in units for r in resources(compile_unit(unit).cubin)]
 
 
-class _Idle:
-    """A target whose units do nothing."""
+class Idle:
+    """A target whose units do nothing. units: those that were asked for, each once, in order."""
 
     def __init__(self, arch: str) -> None:
         self.arch = arch
+        self.units: dict[Any, None] = {}
 
     def load(self, unit: Any) -> Any:
+        self.units[unit] = None
         return lambda *args: None
 
 
@@ -131,7 +133,7 @@ def _call_triton_stages(rung: Any, arch: str, cell: Cell) -> None:
     from _common import target
     from ladder.cells import draw, problem_of
 
-    with target.use(_Idle(arch)), torch.no_grad():
+    with target.use(Idle(arch)), torch.no_grad():
         for form, regime in GATES:
             inputs = draw(cell._replace(form=form, regime=regime), 0, torch.device("cpu"))
             if not rung.unsupported(problem_of(inputs)):

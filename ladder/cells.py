@@ -34,6 +34,11 @@ def seed_for(seed: int, *purpose: Any) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") >> 1
 
 
+def shape_of(cell: Cell) -> dict[str, Any]:
+    """The cell's sizes, as records keep them."""
+    return {n: getattr(cell.case, n) for n in ("B", "T", "H", "HV", "K", "V", "dtype", "initial_state")}
+
+
 def floor_ms(cell: Cell, copy_gbps: float) -> float:
     """The least time any kernel can take: the case's bytes, once each, at the measured copy rate."""
     from kernels.kda.cases import floor_bytes

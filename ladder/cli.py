@@ -64,10 +64,6 @@ def _ladder(root: Path | None) -> Any:
     return manifest.load(root or manifest.ROOT)
 
 
-def _numbers(ladder: Any, numbers: list[int] | None) -> list[int]:
-    return list(numbers) if numbers else [n for n, rung in ladder.rungs.items() if rung.status != "falsified"]
-
-
 @app.command()
 def check(
     numbers: Annotated[list[int] | None, typer.Argument(help="rung numbers (default: all but falsified ones)")] = None,
@@ -96,7 +92,7 @@ def _check(ladder: Any, numbers: list[int] | None, options: dict[str, Any], seed
         raise ManifestError(f"device: given {options['device']}, accepted: auto, cpu, cuda")
     seed = checking.replay_seed(seed)
     show.line(f"seed {seed} (replay with --seed {seed})")
-    run = checking.Run(ladder, _numbers(ladder, numbers), checking.Options(seed=seed, **options))
+    run = checking.Run(ladder, ladder.numbers(numbers), checking.Options(seed=seed, **options))
     status = OK
     try:
         with show.progress("checking", run.steps) as tick:
@@ -173,7 +169,7 @@ def precision(
 
     ladder, seed = _ladder(root), replay_seed(seed)
     show.line(f"seed {seed} (replay with --seed {seed})")
-    run = measuring.Run(ladder, _numbers(ladder, numbers), measuring.Options(
+    run = measuring.Run(ladder, ladder.numbers(numbers), measuring.Options(
         _words(cases), _words(regimes), _words(forms), rivals, seed, records))  # fmt: skip
     status = OK
     try:
@@ -215,7 +211,7 @@ def rung(number: Annotated[int, typer.Argument(help="rung number")], rivals: boo
 def climb(root: Root = None) -> None:
     """Every rung: compile it for each architecture it claims, check it on this machine, and show the ladder."""
     ladder = _ladder(root)
-    numbers = _numbers(ladder, None)
+    numbers = ladder.numbers(None)
     status = _build(ladder, numbers)
     status = _check(ladder, numbers, {}, None, False) or status
     from ladder import report as reporting
@@ -231,7 +227,7 @@ def build(
 ) -> None:  # fmt: skip
     """Compile rungs for every architecture they claim, and print registers, spills and shared memory per kernel."""
     ladder = _ladder(root)
-    raise typer.Exit(_build(ladder, _numbers(ladder, numbers), as_json))
+    raise typer.Exit(_build(ladder, ladder.numbers(numbers), as_json))
 
 
 def _build(ladder: Any, numbers: list[int], as_json: bool = False) -> int:

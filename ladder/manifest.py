@@ -115,6 +115,10 @@ class Ladder:
             raise ManifestError(f"rung {number}: not in ladder.yaml, accepted: {known}")
         return self.rungs[number]
 
+    def numbers(self, given: Iterable[int] | None = None) -> list[int]:
+        """What a command is about: the given rungs, else all but the falsified ones."""
+        return list(given or ()) or [n for n, rung in self.rungs.items() if rung.status != "falsified"]
+
     def parent(self, rung: Rung) -> Rung:
         return self.rungs[rung.parent]
 

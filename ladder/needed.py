@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from _common.cute import Unit
+from ladder.build import Idle
 from ladder.cells import draw
 from ladder.manifest import FORMS, Cell, Ladder, Rung
 
@@ -30,18 +31,6 @@ def units(ladder: Ladder, rung: Rung, arch: str) -> list[Unit]:
         return pool.submit(_asked, ladder.folder(rung), arch, cells + captured, probe_cell(cells)).result()
 
 
-class _Recorder:
-    """A target that knows no kernel."""
-
-    def __init__(self, arch: str) -> None:
-        self.arch = arch
-        self.units: dict[Unit, None] = {}
-
-    def load(self, unit: Unit) -> Any:
-        self.units[unit] = None
-        return lambda *args: None
-
-
 def _asked(folder: Path, arch: str, cells: list[Cell], probe: Cell) -> list[Unit]:
     import torch
     from triton.runtime.jit import KernelInterface
@@ -51,15 +40,15 @@ def _asked(folder: Path, arch: str, cells: list[Cell], probe: Cell) -> list[Unit
     from ladder.loader import load
 
     KernelInterface.__getitem__ = lambda kernel, grid: lambda *args, **options: None
-    recorder = _Recorder(arch)
-    with target.use(recorder), torch.no_grad():
+    idle = Idle(arch)
+    with target.use(idle), torch.no_grad():
         rung = load(folder)
         for call in _calls(cells, probe):
             try:
                 rung.chunk_kda(**call)
             except (ContractError, Unsupported):
                 continue
-    return list(recorder.units)
+    return list(idle.units)
 
 
 def _calls(cells: list[Cell], probe: Cell) -> Iterator[dict[str, Any]]:

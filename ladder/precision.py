@@ -19,7 +19,7 @@ import torch
 
 from ladder import autotune, tamper, witness
 from ladder import record as records
-from ladder.cells import draw, problem_of, seed_for
+from ladder.cells import draw, problem_of, seed_for, shape_of
 from ladder.judge import Judge
 from ladder.loader import load
 from ladder.manifest import Cell, Ladder, ManifestError, Rung
@@ -74,11 +74,11 @@ class Place:
     def emulate(self) -> None:
         """For the rest of this process; before anything imports Triton's kernels."""
         from ladder.checks.context import NotRun
-        from ladder.worker import _emulate
+        from ladder.worker import emulate
 
         warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
         try:
-            self.emulator = _emulate(EMULATED)
+            self.emulator = emulate(EMULATED)
         except NotRun as reason:
             raise ManifestError(f"precision: {reason}") from None
         self.about["arch"] = EMULATED
@@ -157,7 +157,7 @@ class Run:
             own = {kind: dict(found) for kind, found in shared.items()}
             self._measure(own, "rung", partial(self._rung, rung), inputs, reference, f"{rung.name} {cell}")
             record["precision"].append({
-                "case": cell.case.name, "regime": cell.regime, "form": cell.form, "seed": seed, "shape": _shape(cell),
+                "case": cell.case.name, "regime": cell.regime, "form": cell.form, "seed": seed, "shape": shape_of(cell),
                 "budgets": {t: None if reference.void else reference.budgets[t] for t in TENSORS}, "void": reference.void,
                 **own})  # fmt: skip
             self._keep(rung, record)
@@ -205,7 +205,3 @@ class Run:
         if reason := loaded.unsupported(problem_of(inputs)):
             raise Absent(f"the rung declines it: {reason}")
         return self.place.run(partial(loaded.chunk_kda, **inputs.call()), ())
-
-
-def _shape(cell: Cell) -> dict[str, Any]:
-    return {n: getattr(cell.case, n) for n in ("B", "T", "H", "HV", "K", "V", "dtype", "initial_state")}

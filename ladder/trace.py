@@ -44,10 +44,10 @@ def run(ladder: Ladder, number: int, case: str, arch: str | None, seed: int) -> 
     if arch not in archs:
         raise ManifestError(f"arch: given {arch}, accepted: {', '.join(archs) or 'none, the rung has no compiled kernels'}")
     cell = probe_cell(ladder.cells(gpu=False, cases=[case]))
-    from ladder.worker import _emulate
+    from ladder.worker import emulate
 
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
-    device = _emulate(arch)
+    device = emulate(arch)
     import torch
 
     from emulator.counters import Counters

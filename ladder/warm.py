@@ -56,7 +56,7 @@ def main(numbers: list[int]) -> int:
     if not torch.cuda.is_available():
         sys.exit("warm: no GPU is visible here; accepted: a machine with one")
     ladder, began = manifest.load(), time.monotonic()
-    numbers = numbers or [n for n, rung in ladder.rungs.items() if rung.status != "falsified"]
+    numbers = ladder.numbers(numbers)
     work, lines = groups(ladder), []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:

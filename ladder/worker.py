@@ -249,7 +249,7 @@ def _context(conn: Connection, a: Assignment, installed: contextlib.ExitStack) -
     from ladder.checks.context import Context
     from ladder.loader import load
 
-    emulator = _emulate(a.arch) if a.kind == "emulated" else None
+    emulator = emulate(a.arch) if a.kind == "emulated" else None
     launches = emulator and (lambda: [launch["kernel"] for launch in emulator.stats])
     import torch
 
@@ -284,7 +284,7 @@ def _watch_files(folder: Path) -> Callable[[], list[str]]:
     return lambda: list(opened)
 
 
-def _emulate(arch: str) -> Any:
+def emulate(arch: str) -> Any:
     """Make the emulator this process's device, for Triton and for CuTe units; returns it."""
     from ladder.checks.context import NotRun
 

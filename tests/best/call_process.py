@@ -10,9 +10,9 @@ import torch
 
 def main(arch: str) -> None:
     warnings.simplefilter("ignore")
-    from ladder.worker import _emulate
+    from ladder.worker import emulate
 
-    device = _emulate(arch)
+    device = emulate(arch)
     from kernels.kda import inputs
     from kernels.kda.cases import Case
     from ladder import chunk_kda, loader, manifest

@@ -45,7 +45,7 @@ def specs(draw: Any, longest: int) -> str:
 
 def context(folder: Path, arch: str, kind: str, seed: int) -> Context:
     """The rung in this process, judged here as well. For kind "emulated", fla must not have been imported yet."""
-    device = worker._emulate(arch) if kind == "emulated" else None
+    device = worker.emulate(arch) if kind == "emulated" else None
     launches = device and (lambda: [launch["kernel"] for launch in device.stats])
     judge = Judge(torch.device("cpu"))
 

@@ -18,7 +18,7 @@ from ladder import checks, manifest
 from tests.faults.conftest import ENV
 
 LADDER = manifest.load(manifest.ROOT)
-SEATS = [(number, arch) for number, rung in LADDER.rungs.items() if rung.status != "falsified" for arch in rung.archs]
+SEATS = [(number, arch) for number in LADDER.numbers() for arch in LADDER.rung(number).archs]
 FAMILIES = [name for name in checks.ALL if name.startswith("hostile: ")]
 FEW = {
     1: "gate=-5; safe=no gate=inf@20; T=1; T=70 V=192",

@@ -10,7 +10,7 @@ from kernels.kda.cases import Case
 from ladder import loader, manifest
 
 LADDER = manifest.load(manifest.ROOT)
-NUMBERS = [number for number, rung in LADDER.rungs.items() if rung.status != "falsified"]
+NUMBERS = LADDER.numbers()
 TAIL = 512  # tokens compared: with strong gates nothing older than about 30 tokens is left by then
 LARGE = {
     "tokens": Case("tokens", 1, 1 << 18, 1, 66, 128, 128),  # HV * T * K = 2^31 + 2^26: the last two heads lie beyond
