@@ -53,7 +53,8 @@ class Scan:
             r_h=r_h,
             r_hb=cute.make_rmem_tensor_like(r_h, io),
             r_r=tokens,  # -v, -r, -beta r
-            r_half=cute.make_rmem_tensor(mma_half.partition_shape_C((WG_V, CHUNK // 2)), Float32),  # v', o
+            # v', o. One for each half: ptxas takes the two halves' scaled outputs, of the same registers, for one value.
+            r_half=[cute.make_rmem_tensor(mma_half.partition_shape_C((WG_V, CHUNK // 2)), Float32) for _ in range(2)],
             r_rb=cute.make_rmem_tensor_like(tokens, io),  # v, then -beta r, then o
             r_vb=cute.make_rmem_tensor_like(tokens, io),  # v'
             copy_v=copy_v,
@@ -103,16 +104,20 @@ class Scan:
         self.scale_columns(x.r_r, x.c_beta[None, 0, 0, slot])
         x.r_rb.store(x.r_r.load().to(self.io))
         for half in cutlass.range_constexpr(2):  # A: (-beta r) (-A), whose upper right quarter is zero
-            self.issue(x.mma_half, x.r_half, x.r_rb, x.b_inverse[None, half, None, slot], zero=True, steps=2 + 2 * half)
+            acc = x.r_half[0]
+            self.issue(x.mma_half, acc, x.r_rb, x.b_inverse[None, half, None, slot], zero=True, steps=2 + 2 * half)
             warpgroup.wait_group(0)
-            self.put_half(x.r_vb, half, x.r_half.load())
+            self.put_half(x.r_vb, half, acc.load())
         self.issue(x.mma_state, x.r_h, x.r_vb, x.b_kg[None, 0, None, slot])  # DH
         for half in cutlass.range_constexpr(2):  # O: from the state, from the chunk
-            self.issue(x.mma_half, x.r_half, x.r_hb, x.b_q[None, half, None, slot], zero=True)
-            self.issue(x.mma_half, x.r_half, x.r_vb, x.b_aqk[None, half, None, slot], steps=2 + 2 * half)
+            acc = x.r_half[half]
+            self.issue(x.mma_half, acc, x.r_hb, x.b_q[None, half, None, slot], zero=True)
+            self.issue(x.mma_half, acc, x.r_vb, x.b_aqk[None, half, None, slot], steps=2 + 2 * half)
             warpgroup.wait_group(0)
-            self.put_half(x.r_rb, half, x.scale * x.r_half.load())
-        cute.arch.mbarrier_arrive(x.bars.free + slot)
+            self.put_half(x.r_rb, half, x.scale * acc.load())
+            if half == 1:
+                cute.arch.mbarrier_arrive(x.bars.free + slot)
+            self.put_output(x, half, slot)
         self.write_output(x, o, c, slot)
         self.narrow_state(x)
         if c + 1 < x.chunks:
@@ -130,10 +135,15 @@ class Scan:
                     cute.arch.mbarrier_arrive_and_expect_tx(x.value + slot, TILE)
                 cute.copy(v.atom, v.gmem[None, c], v.smem[None, slot], tma_bar_ptr=x.value + slot)
 
+    def put_output(self, x, half: int, slot: Int32) -> None:
+        """o of one half over v in shared memory. At once: kept until the other half is done, it would spill."""
+        registers = x.copy_o.retile(x.r_rb)
+        for n in range(2 * half, 2 * half + 2):
+            cute.copy(x.copy_o, registers[(None, n), None, 0], x.c_o[(None, n), None, 0, slot])
+
     @cute.jit
     def write_output(self, x, o, c: Int32, slot: Int32):
-        """o over v in shared memory, and off."""
-        cute.copy(x.copy_o, x.copy_o.retile(x.r_rb), x.c_o[None, None, None, slot])
+        """o, which lies over v in shared memory, off."""
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=3 + x.group, number_of_threads=128)
         if x.warp == 0:

@@ -11,6 +11,7 @@ the bits of a single segment. Exit 1 where a check fails.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 from _common import cute, target  # noqa: E402
+from _common.cache import CallCache  # noqa: E402
 from kernels.kda import budget, inputs, oracle  # noqa: E402
 from kernels.kda.cases import Case  # noqa: E402
 from kernels.kda.contract import bind  # noqa: E402
@@ -98,13 +100,22 @@ def check(rung) -> bool:
     return good
 
 
-def one_segment(rung, call):
-    module = rung.module
-    kept, module.multiprocessors = module.multiprocessors, lambda device: 1
+@contextlib.contextmanager
+def altered(module, name, value):
+    """The rung's module with another `name`, and no plan made without it."""
+    kept = getattr(module, name), module.CALLS
+    setattr(module, name, value)
+    module.CALLS = CallCache()
     try:
-        return rung.chunk_kda(**call)
+        yield
     finally:
-        module.multiprocessors = kept
+        setattr(module, name, kept[0])
+        module.CALLS = kept[1]
+
+
+def one_segment(rung, call):
+    with altered(rung.module, "multiprocessors", lambda device: 1):
+        return rung.chunk_kda(**call)
 
 
 class Clock:
@@ -174,12 +185,8 @@ def variants(rung, x, problem, segments, clock, rounds) -> str:
 
 def with_fade(rung, tensors, problem):
     """What prep leaves, with the fade even where the plan has one segment."""
-    module = rung.module
-    kept, module.segment_length = module.segment_length, lambda p: 1
-    try:
+    with altered(rung.module, "segment_length", lambda p: 1):
         return {**tensors, **rung.stages[0].run(problem, tensors)}
-    finally:
-        module.segment_length = kept
 
 
 def main() -> None:
