@@ -53,8 +53,11 @@ def _asked(folder: Path, arch: str, cells: list[Cell], probe: Cell) -> list[Unit
 
 def _calls(cells: list[Cell], probe: Cell) -> Iterator[dict[str, Any]]:
     """Arguments of every kind of call. The large tensors are never written, so that they take no memory."""
+    import torch
+
     from kernels.kda import hostile
     from kernels.kda.inputs import REGIMES
+    from ladder.checks.hostile import CUTS, part
 
     kinds = [(dtype, state, form, regime) for dtype in ("bfloat16", "float16") for state in (False, True)
              for form in FORMS for regime in REGIMES]  # fmt: skip
@@ -65,10 +68,12 @@ def _calls(cells: list[Cell], probe: Cell) -> Iterator[dict[str, Any]]:
         yield _blank(cell)
     for core, more in hostile.FAMILIES.values():
         for text in core + more:
-            call = hostile.make(text, 0).call()
-            yield call
-            if hostile.parse(text).cut == "all":
-                yield call | {"initial_state": None}
+            inputs, c = hostile.make(text, 0), hostile.parse(text).case
+            yield inputs.call()
+            for cut in CUTS if hostile.parse(text).cut == "all" else ():
+                if cut < c.T:
+                    yield part(inputs, slice(0, cut)).call()
+                    yield part(inputs, slice(cut, c.T), torch.empty(c.B, c.HV, c.K, c.V)).call()
 
 
 def _blank(cell: Cell) -> dict[str, Any]:

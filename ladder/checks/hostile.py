@@ -127,12 +127,13 @@ def _split(ctx: Context, spec: Spec, inputs: Any) -> None:
     """Two parts with the state handed over answer like one, wherever the cut."""
     for cut in CUTS[2:3] if ctx.slow else CUTS:
         if cut < spec.T:
-            first, state = ctx.call(_part(inputs, slice(0, cut), None))
-            second, state = ctx.call(_part(inputs, slice(cut, spec.T), state))
+            first, state = ctx.call(part(inputs, slice(0, cut)))
+            second, state = ctx.call(part(inputs, slice(cut, spec.T), state))
             ctx.judged(inputs, (torch.cat([first, second], dim=1), state), f"cut at token {cut}")
 
 
-def _part(inputs: Any, tokens: slice, state: torch.Tensor | None) -> Any:
+def part(inputs: Any, tokens: slice, state: torch.Tensor | None = None) -> Any:
+    """The inputs of these tokens, with this initial state in place of their own."""
     tensors = {name: t[:, tokens] if name in PER_TOKEN else t for name, t in inputs.tensors.items()}
     if state is not None:
         tensors["initial_state"] = state
