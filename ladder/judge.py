@@ -10,17 +10,42 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 RECURRENT_UP_TO = 1024  # tokens; beyond, the chunked fp64 form answers (it agrees with the recurrence to 1e-10)
 PREFIX = "ladder-judge-"
 VOID = "void: "
-KEPT_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}
+KEPT_BYTES = {"cuda": 4 << 30, "cpu": 1 << 30}  # one reference may be larger; then it is the only one
+PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 120.0, 1.0, 15.0
+
+T = TypeVar("T")
+
+
+def starved(error: BaseException | None) -> bool:
+    """Whether it says that the GPU has no memory left, in torch's words or, from another library, in the driver's."""
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "out of memory" in str(error).lower())
+
+
+def patiently(call: Callable[[], T], make_room: Callable[[], None]) -> T:
+    """call(), and again after growing pauses while the GPU has no room for it: other checks share it. `make_room` gives
+    back what this process can spare. After PATIENCE_S the error is raised."""
+    deadline, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if not starved(error) or time.monotonic() + pause > deadline:
+                raise
+        make_room()  # not above: what failed holds its tensors for as long as its error is being handled
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True)
@@ -42,9 +67,10 @@ class Parcel:
     def unpack(self, device: torch.device) -> torch.Tensor:
         if 0 in self.shape:
             return torch.empty(self.shape, dtype=self.dtype, device=device)
-        out = self._map().to(device, copy=True)
-        Path(self.path).unlink()
-        return out
+        return self._map().to(device, copy=True)
+
+    def discard(self) -> None:
+        Path(self.path).unlink(missing_ok=True)
 
     def _map(self) -> torch.Tensor:
         size = torch.Size(self.shape).numel()
@@ -81,6 +107,15 @@ class Judge:
     def answer(self, plea: Plea) -> str | None:
         """None if every tensor is within its budget, else what is wrong with each that is not; VOID first where only
         the reference is to blame."""
+        try:
+            return patiently(lambda: self._verdict(plea), self._make_room)
+        finally:
+            for parcel in plea.tensors:
+                if parcel:
+                    parcel.discard()
+            self._release()
+
+    def _verdict(self, plea: Plea) -> str | None:
         from kernels.kda import budget
 
         reference = self.reference(plea.case, plea.regime, plea.form, plea.seed)
@@ -99,20 +134,31 @@ class Judge:
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
+        coming = 8 * case.HV * case.V * case.B * (case.T + case.K)  # o and the state, in fp64
+        while self._kept and coming + sum(map(_size, self._kept.values())) > KEPT_BYTES[self.device.type]:
+            self._kept.popitem(last=False)  # before there is another: computing it takes more than keeping it
         odd = regime == hostile.REGIME
         call = (hostile.make(case.name, seed, self.device) if odd else inputs.make(case, regime, form, seed, self.device)).call()
+        self._release()  # between the steps, too: the blocks of one seldom fit the next
         exact = oracle.recurrent(**call) if case.T <= RECURRENT_UP_TO else oracle.chunked(**call)
+        self._release()
         self._kept[key] = budget.reference(exact, hostile.VOID_ABOVE if odd else budget.VOID_ABOVE, **call)
         self.computed += 1
-        while len(self._kept) > 1 and sum(map(_size, self._kept.values())) > KEPT_BYTES[self.device.type]:
-            self._kept.popitem(last=False)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # the rungs' processes need the room
+        self._release()
         return self._kept[key]
+
+    def _make_room(self) -> None:
+        self._kept.clear()
+        self._release()
+
+    def _release(self) -> None:
+        """Give cached blocks back: the rungs' processes, and other checks, need the room."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def _size(reference: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in (reference.o, reference.state))
+    return reference.o.nbytes + reference.state.nbytes
 
 
 def _hold(folder: Path) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import autotune, tamper
-from ladder.judge import Parcel, Plea
+from ladder.judge import Parcel, Plea, patiently
 from ladder.manifest import Cell
 
 Judged = Callable[[Plea], "str | None"]
@@ -260,6 +260,8 @@ def _context(conn: Connection, a: Assignment, installed: contextlib.ExitStack) -
 
     def ask_judge(inputs: Any, outputs: Any) -> str | None:
         parcels = tuple(None if x is None else Parcel.pack(a.exchange, f"{os.getpid()}-{next(serial)}", x) for x in outputs)
+        if a.kind == "cuda":
+            torch.cuda.empty_cache()  # the judge needs the room
         conn.send(Plea(inputs.case, inputs.regime, inputs.form, inputs.seed, parcels))
         return conn.recv()
 
@@ -305,12 +307,7 @@ def _decide(context: Any, task: Task) -> Outcome:
     from ladder.checks.context import Failure, NotRun
 
     try:
-        if task.property == checks.ORACLE:
-            tally = checks.values.oracle(context, task.cell)
-        elif task.specs:
-            tally = checks.hostile.run(context, "", task.specs)
-        else:
-            tally = checks.ALL[task.property](context)
+        tally = patiently(lambda: _property(context, task), lambda: _tidy(context))  # a property draws its inputs anew, alike
         if isinstance(tally, str):
             return Outcome(PASSED, tally)
         return Outcome(PASSED, checks.hostile.told(tally), cases=_counts(tally)) if tally else Outcome(PASSED)
@@ -328,6 +325,16 @@ def _decide(context: Any, task: Task) -> Outcome:
         return Outcome(FAILED, f"{type(error).__name__}: {_short(error)}", fatal=_device_lost(context))
     finally:
         _tidy(context)
+
+
+def _property(context: Any, task: Task) -> Any:
+    from ladder import checks
+
+    if task.property == checks.ORACLE:
+        return checks.values.oracle(context, task.cell)
+    if task.specs:
+        return checks.hostile.run(context, "", task.specs)
+    return checks.ALL[task.property](context)
 
 
 def _counts(tally: dict[str, list[str]] | None) -> dict[str, int] | None:

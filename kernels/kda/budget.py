@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.kda.contract import CHUNK
-from kernels.kda.oracle import pairwise_decay, prepare
+from kernels.kda.oracle import blocks, pairwise_decay
 
 VOID_ABOVE = 2e-2  # a reference worse than this cannot judge anybody
 NO_DECAY_BELOW = -104.0  # nats: exp is 0 in fp32 from here on, so that a floor changes no decay but keeps sums finite
@@ -47,26 +47,26 @@ def row_errors(x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     norm. The RMS keeps rows that are nearly zero from dominating; the own norm keeps the few rows that are several
     times larger (strong gates: o is q_t . k_t times one value) from being charged for their size, which would inflate
     the budget of all others."""
-    norms = exact.square().sum(-1).sqrt()
+    norms = torch.linalg.vector_norm(exact, dim=-1)
     scale = torch.maximum(norms, norms.square().mean().sqrt()).clamp_min(torch.finfo(torch.float64).tiny)
-    return (x.to(exact.dtype) - exact).square().sum(-1).sqrt() / scale
+    errors = [torch.linalg.vector_norm(a - b, dim=-1) for a, b in zip(x, exact)]  # the whole difference would be as large as exact
+    return torch.stack(errors) / scale
 
 
 def low_precision(**call) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, final state): chunks of 64, operands of every product in the type of q, sums, gates and inverse in fp32."""
     io = call["q"].dtype
-    x = prepare(**call, dtype=torch.float32)
 
     def rounded(t: torch.Tensor) -> torch.Tensor:
         return t.to(io).float()
 
-    S, o = x.state.clone(), torch.empty_like(x.v)
-    for start in range(0, x.q.shape[1], CHUNK):
-        chunk = slice(start, start + CHUNK)
-        q, k, v, g, beta = (t[:, chunk].transpose(1, 2) for t in
+    o = torch.empty_like(call["v"], memory_format=torch.contiguous_format)
+    for chunk, x in blocks(call, CHUNK, torch.float32):
+        S = S if chunk.start else x.state
+        q, k, v, g, beta = (t.transpose(1, 2) for t in
                             (rounded(x.q), rounded(x.k), x.v, x.g.clamp_min(NO_DECAY_BELOW), x.beta))
         G = g.cumsum(2)
-        decayed_k = pairwise_decay(G) * k[:, :, None]
+        decayed_k = pairwise_decay(G).mul_(k[:, :, None])
         Aqk = rounded(x.scale * torch.einsum("bhik,bhijk->bhij", q, decayed_k))
         Akk = torch.einsum("bhik,bhijk->bhij", beta[..., None] * k, decayed_k).tril(-1)
         eye = torch.eye(G.shape[2], device=G.device)
@@ -76,7 +76,7 @@ def low_precision(**call) -> tuple[torch.Tensor, torch.Tensor]:
         v_new = rounded(u - w @ h)
         o[:, chunk] = (x.scale * (rounded(q * G.exp()) @ h) + Aqk @ v_new).transpose(1, 2)
         S = G[:, :, -1].exp()[..., None] * S + rounded(k * (G[:, :, -1:] - G).exp()).transpose(-1, -2) @ v_new
-    return o.to(io), S
+    return o, S
 
 
 def reference(exact: tuple[torch.Tensor, torch.Tensor], void_above: float = VOID_ABOVE, **call) -> Reference:

@@ -7,13 +7,16 @@ arguments, whatever the form: `prepare` turns them into normalised q, k, natural
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 L2_EPS = 1e-6
 BLOCK = 16
+SPAN = 256  # tokens prepared at a time: wide operands of a long sequence take several times the memory of the call
+PER_TOKEN = ("q", "k", "v", "g", "beta")
 NO_DECAY_BELOW = -746.0  # nats: exp is 0 in fp64 from here on, so that a floor changes no decay but keeps sums finite
 
 
@@ -59,6 +62,16 @@ def prepare(
     return Operands(q, k, v, g, beta, state, K**-0.5 if scale is None else scale)
 
 
+def blocks(call: dict, size: int, dtype: torch.dtype = torch.float64) -> Iterator[tuple[slice, Operands]]:
+    """The tokens in blocks of `size` (a divisor of SPAN) with their operands, one after the other; the state is always
+    the initial one."""
+    for first in range(0, call["q"].shape[1], SPAN):
+        x = prepare(**call | {name: call[name][:, first : first + SPAN] for name in PER_TOKEN}, dtype=dtype)
+        for start in range(0, x.q.shape[1], size):
+            block = {name: getattr(x, name)[:, start : start + size] for name in PER_TOKEN}
+            yield slice(first + start, first + start + size), replace(x, **block)
+
+
 def recurrent(**call) -> tuple[torch.Tensor, torch.Tensor]:
     """(o [B,T,HV,V], final state [B,HV,K,V]) in fp64, token by token: S = diag(exp g) S; S += beta k (v - k^T S)^T;
     o = scale * q^T S."""
@@ -75,11 +88,10 @@ def recurrent(**call) -> tuple[torch.Tensor, torch.Tensor]:
 def chunked(**call) -> tuple[torch.Tensor, torch.Tensor]:
     """The same as `recurrent`, in blocks of 16 tokens (ALGORITHM.md): pairwise decays exp(g_i - g_j) are exponentials
     of non-positive differences, so that no decay is too strong for them."""
-    x = prepare(**call)
-    S, o = x.state.clone(), torch.empty_like(x.v)
-    for start in range(0, x.q.shape[1], BLOCK):
-        block = slice(start, start + BLOCK)
-        q, k, v, g, beta = (t[:, block].transpose(1, 2) for t in (x.q, x.k, x.v, x.g, x.beta))  # [B,HV,C,...]
+    o = torch.empty(call["v"].shape, dtype=torch.float64, device=call["v"].device)
+    for tokens, x in blocks(call, BLOCK):
+        S = S if tokens.start else x.state
+        q, k, v, g, beta = (t.transpose(1, 2) for t in (x.q, x.k, x.v, x.g, x.beta))  # [B,HV,C,...]
         G = g.clamp_min(NO_DECAY_BELOW).cumsum(2)
         decay = pairwise_decay(G)
         Akk = torch.einsum("bhik,bhijk,bhjk->bhij", beta[..., None] * k, decay, k).tril(-1)
@@ -87,13 +99,13 @@ def chunked(**call) -> tuple[torch.Tensor, torch.Tensor]:
         eye = torch.eye(G.shape[2], dtype=G.dtype, device=G.device)
         corrected = beta[..., None] * (v - (k * G.exp()) @ S)
         v_new = torch.linalg.solve_triangular(eye + Akk, corrected, upper=False, unitriangular=True)
-        o[:, block] = (x.scale * ((q * G.exp()) @ S + Aqk @ v_new)).transpose(1, 2)
+        o[:, tokens] = (x.scale * ((q * G.exp()) @ S + Aqk @ v_new)).transpose(1, 2)
         S = G[:, :, -1].exp()[..., None] * S + (k * (G[:, :, -1:] - G).exp()).transpose(-1, -2) @ v_new
     return o, S
 
 
 def pairwise_decay(G: torch.Tensor) -> torch.Tensor:
     """exp(G_i - G_j) [..., C, C, K] for i >= j and 0 above the diagonal, from cumulated natural-log decays G [..., C, K]."""
-    later = torch.ones(G.shape[-2], G.shape[-2], dtype=torch.bool, device=G.device).tril()[..., None]
+    earlier = torch.ones(G.shape[-2], G.shape[-2], dtype=torch.bool, device=G.device).triu(1)[..., None]
     difference = G[..., :, None, :] - G[..., None, :, :]
-    return torch.where(later, difference, -torch.inf).exp()
+    return difference.masked_fill_(earlier, -torch.inf).exp_()  # in place: it is the largest tensor by far

@@ -12,6 +12,7 @@ import torch
 
 from ladder import tamper, witness
 from ladder.checks.context import Context, Failure, NotRun, same
+from ladder.judge import starved
 
 SETTLE_S = 0.2  # long enough for work that was left to something else to be done, or begun
 THREAD_S = 20.0  # a thread that the call started is waited for, up to this
@@ -69,6 +70,8 @@ def refusals(ctx: Context) -> None:
             if name not in str(refusal):
                 raise Failure(f"refuses {name} without naming it: {refusal}") from None
         except Exception as error:
+            if starved(error):
+                raise
             raise Failure(f"{name}: raised {type(error).__name__}, accepted: Unsupported or ContractError that names it") from None
         else:
             what = "a q that requires grad" if name == "q" else name

@@ -18,6 +18,7 @@ from kernels.kda.contract import CHUNK, ContractError, Unsupported
 from kernels.kda.hostile import Spec
 from ladder.cells import problem_of, seed_for
 from ladder.checks.context import Context, Failure, NotRun, first_difference
+from ladder.judge import starved
 
 PASSED, REFUSED, INHERITED, FAILED = KINDS = ("passed", "refused", "inherited", "failed")
 SHOWN = 4  # failures told in full
@@ -72,6 +73,8 @@ def _case(ctx: Context, spec: Spec) -> tuple[str, str]:
     except NotRun:
         raise  # a void case judges nobody
     except Exception as error:
+        if starved(error):
+            raise
         ctx.synchronize()  # raises in turn where the device is lost
         return FAILED, f"raised {type(error).__name__}: {' '.join(str(error).split())}"
     return PASSED, ""

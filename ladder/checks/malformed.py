@@ -10,6 +10,7 @@ import torch
 
 from kernels.kda.contract import ContractError, Unsupported
 from ladder.checks.context import Context, Failure
+from ladder.judge import starved
 
 Call = dict[str, Any]
 
@@ -40,6 +41,8 @@ def _refusal(ctx: Context, call: Call, argument: str) -> str:
             return f"refused only after kernels were launched: {line}"
         return "" if argument in line.partition(":")[0] and "\n" not in line else f"refused without naming {argument} in one line: {line}"
     except Exception as error:
+        if starved(error):
+            raise
         return f"raised {type(error).__name__}, accepted: Unsupported or ContractError ({' '.join(str(error).split())[:120]})"
     return "accepted"
 

@@ -8,6 +8,7 @@ import threading
 import torch
 
 from ladder.checks.context import Context, Failure, NotRun, Outputs, same
+from ladder.judge import starved
 
 OVERLAPPED = 20  # calls of each of two at once
 BUSY_CYCLES = 200_000_000  # a tenth of a second at 2 GHz: longer than any wrong launch takes to overtake
@@ -87,7 +88,7 @@ def two_threads(ctx: Context) -> None:
     for thread in threads:
         thread.join()
     if errors:
-        raise errors[0] if isinstance(errors[0], Failure) else Failure(f"two threads at once: {type(errors[0]).__name__}: {errors[0]}")
+        raise errors[0] if isinstance(errors[0], Failure) or starved(errors[0]) else Failure(f"two threads at once: {type(errors[0]).__name__}: {errors[0]}")
 
 
 def graph(ctx: Context) -> None:
@@ -103,6 +104,8 @@ def graph(ctx: Context) -> None:
             outputs = ctx.call(inputs)
     except Exception as error:
         ctx.synchronize()
+        if starved(error):
+            raise
         raise Failure(f"cannot be captured in a CUDA graph: {' '.join(str(error).split())[:300]}") from None
     for name, t in inputs.tensors.items():
         t.copy_(other.tensors[name])

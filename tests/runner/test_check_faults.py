@@ -102,6 +102,15 @@ def test_crash_spares_the_next_property(forge):
         "alternating shapes and dtypes": "failed", "refusals": "passed", "causality": "passed"}  # fmt: skip
 
 
+@pytest.mark.parametrize(("prop", "call"), [("oracle", 1), ("two threads at once", 3), ("hostile: values", 2)])
+def test_a_full_gpu_is_waited_for(forge, prop, call):
+    """Once, at that call, there is no memory: no verdict about the rung."""
+    starved = "    KEPT[0] = KEPT.get(0, 0) + 1\n    if KEPT[0] == %d: raise torch.OutOfMemoryError('CUDA out of memory')\n" % call
+    number = forge.rung("squeezed", (BODY, BODY + starved), (UNITS, UNITS + "KEPT = {}\n"))
+    rows = outcomes(forge.ladder(), number, [prop], cases=["tiny"], regimes=["slow"], forms=["pre"])
+    assert [(row["outcome"], row["reason"][:20]) for row in rows if row["outcome"] != "passed"] == []
+
+
 def test_memory_hog_is_stopped(forge):
     number = forge.rung("hog", (BODY, BODY + "    hog = torch.ones(1 << 29)\n    import time; time.sleep(5)\n"))
     rows = outcomes(forge.ladder(), number, ["oracle"], cases=["short"], memory_limit=1 << 30)
