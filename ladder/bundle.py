@@ -41,7 +41,9 @@ site=${BUNDLE_SITE:-$bundle/site}
 if [[ ! -d $site ]]; then
   python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$bundle"/wheels/*.whl || return
   python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="data")' "$bundle/build.tar.xz" "$bundle/code/.build" || return
-  [[ -f $bundle/triton-cache.tgz ]] && mkdir -p "$bundle/triton-cache" && tar -xzf "$bundle/triton-cache.tgz" -C "$bundle/triton-cache" --strip-components 1
+  if compgen -G "$bundle/triton-cache.tgz*" >/dev/null; then
+    mkdir -p "$bundle/triton-cache" && cat "$bundle"/triton-cache.tgz* | tar -xzf - -C "$bundle/triton-cache" --strip-components 1
+  fi
 fi
 export PYTHONPATH=$bundle/code:$site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export TRITON_CACHE_DIR=$bundle/triton-cache TRITON_CACHE_AUTOTUNING=1
@@ -49,23 +51,30 @@ export TRITON_CACHE_DIR=$bundle/triton-cache TRITON_CACHE_AUTOTUNING=1
 
 RUN = """\
 #!/usr/bin/env bash
-# run OUT [RUNG ...]: check and bench these rungs (all but falsified ones by default) here, against the rivals; records go to
-# OUT. Take OUT home and file it with: python -m ladder collect OUT
+# run OUT [RUNG ...]: check and bench these rungs (all but falsified ones by default) here, against the rivals. OUT gets
+# records.tgz (records and logs) and Triton's cache in parts. Take OUT home and file it with: python -m ladder collect OUT
 set -uo pipefail
 out=$(mkdir -p "${1:?usage: run OUT [RUNG ...]}" && cd "$1" && pwd); rungs=("${@:2}")
 . "$(dirname "$0")/activate" || exit
 cd "$bundle/code"
+kept=$(mktemp -d)
+pack() {
+  tar -C "$kept" -czf "$out/.records.tgz" .; [[ $? -le 1 ]] && mv "$out/.records.tgz" "$out/records.tgz"  # 1: a log grew meanwhile
+}
+while sleep 20 && kill -0 $$ 2>/dev/null; do pack; done >/dev/null 2>&1 & packing=$!  # a run that is cut short leaves what it had
+trap 'kill $packing; wait $packing; pack; rm -r "$kept"' EXIT
 [[ ${#rungs[@]} -gt 0 ]] || rungs=($(python3 -c 'from ladder import manifest as m; print(*m.load().numbers())'))
 python3 -m ladder.warm "${rungs[@]}"
 pids=()  # checks need no quiet machine: all rungs at once
-for n in "${rungs[@]}"; do python3 -m ladder check "$n" --records "$out" >"$out/check-$n.log" 2>&1 & pids+=($!); done
+for n in "${rungs[@]}"; do python3 -m ladder check "$n" --records "$kept" >"$kept/check-$n.log" 2>&1 & pids+=($!); done
 failed=0
 for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
-tail -n 3 "$out"/check-*.log
-python3 -m ladder bench "${rungs[@]}" --rivals --stages --records "$out" || failed=1
-python3 -m ladder precision "${rungs[@]}" --rivals --records "$out" || failed=1
-python3 -m ladder.call_cost | tee "$out/call-cost.log"
-tar -C "$bundle" -czf "$out/triton-cache.tgz" triton-cache
+tail -n 3 "$kept"/check-*.log
+python3 -m ladder bench "${rungs[@]}" --rivals --stages --records "$kept" || failed=1
+python3 -m ladder precision "${rungs[@]}" --rivals --records "$kept" || failed=1
+python3 -m ladder.call_cost | tee "$kept/call-cost.log"
+rm -f "$out"/triton-cache.tgz.*
+tar -C "$bundle" -czf - triton-cache | split -b 15m - "$out/triton-cache.tgz."
 exit $failed
 """
 
@@ -78,11 +87,13 @@ def make(dest: Path, arch: str = "sm_90a", python: str = "3.12", assumed: Iterab
          progress: Callable[[str], None] = print, numbers: Iterable[int] = ()) -> Path:  # fmt: skip
     """Fill DEST (new or empty) for a box with one GPU of `arch`, that `python` and the `assumed` packages. All or nothing.
 
-    numbers: the rungs whose units are compiled, all of them by default. Raises BundleError, ManifestError.
+    triton_cache: see `_cache_parts`. numbers: the rungs whose units are compiled, all of them by default. Raises
+    BundleError, ManifestError.
     """
     dest = Path(dest).resolve()
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise BundleError(f"DEST: given {dest}, which exists, accepted: a new or an empty folder")
+    parts = _cache_parts(triton_cache) if triton_cache else []
     dest.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
@@ -94,8 +105,8 @@ def make(dest: Path, arch: str = "sm_90a", python: str = "3.12", assumed: Iterab
         _compile_units(scratch / "build.tar.xz", arch, numbers, progress)
         progress("wheels")
         _wheels(scratch / "wheels", python, {*ASSUMED, *assumed})
-        if triton_cache:
-            shutil.copy(triton_cache, scratch / "triton-cache.tgz")
+        for part in parts:
+            shutil.copy(part, scratch)
         (scratch / "activate").write_text(ACTIVATE)
         (scratch / "run").write_text(RUN)
         (scratch / "run").chmod(0o755)
@@ -109,25 +120,42 @@ def make(dest: Path, arch: str = "sm_90a", python: str = "3.12", assumed: Iterab
 
 
 def collect(source: Path, root: Path = ROOT) -> list[Path]:
-    """File every record found under `source` with its rung, in ideas/NNN-slug/records/; what is there already stays.
-    Returns the new paths. Raises BundleError naming the file that is no record or whose rung is unknown; then nothing
-    is filed."""
+    """File every record found under `source`, or in a records.tgz there, with its rung, in ideas/NNN-slug/records/; what is
+    there already stays. Returns the new paths. Raises BundleError naming the file that is no record or whose rung is
+    unknown; then nothing is filed."""
     ladder = manifest.load(root)
     folders = {rung.name: ladder.folder(rung) for rung in ladder.rungs.values()}
-    filed: list[tuple[Path, dict]] = []
-    for path in sorted(Path(source).rglob("*.json")):
-        try:
-            data = record.read(path)
-        except record.RecordError as e:
-            raise BundleError(f"{path.name}: {e}") from e
-        if data["rung"] not in folders:
-            raise BundleError(f"{path.name}: is of rung {data['rung']!r}, accepted: {', '.join(folders)}")
-        target = folders[data["rung"]] / "records" / path.name
-        if not target.exists():
-            filed.append((target, data))
-    for target, data in filed:
+    filed: dict[Path, dict] = {}
+    with tempfile.TemporaryDirectory() as unpacked:
+        for n, archive in enumerate(sorted(Path(source).rglob("records.tgz"))):
+            try:
+                with tarfile.open(archive) as tar:
+                    tar.extractall(Path(unpacked, str(n)), filter="data")
+            except (tarfile.TarError, EOFError, OSError) as e:
+                raise BundleError(f"{archive.name}: cannot be unpacked: {e}") from e
+        for path in sorted([*Path(source).rglob("*.json"), *Path(unpacked).rglob("*.json")]):
+            try:
+                data = record.read(path)
+            except record.RecordError as e:
+                raise BundleError(f"{path.name}: {e}") from e
+            if data["rung"] not in folders:
+                raise BundleError(f"{path.name}: is of rung {data['rung']!r}, accepted: {', '.join(folders)}")
+            target = folders[data["rung"]] / "records" / path.name
+            if not target.exists():
+                filed[target] = data
+    for target, data in filed.items():
         record.write(target, data)
-    return [target for target, _ in filed]
+    return list(filed)
+
+
+def _cache_parts(given: Path) -> list[Path]:
+    """Triton's cache that an earlier run brought home: the files triton-cache.tgz* in a folder, or one triton-cache.tgz."""
+    given = Path(given)
+    whole = given.is_file() and given.name == "triton-cache.tgz"
+    parts = [given] if whole else sorted(given.glob("triton-cache.tgz*"))
+    if not parts:
+        raise BundleError(f"triton-cache: given {given}, accepted: a folder with triton-cache.tgz.* in it, or a file triton-cache.tgz")
+    return parts
 
 
 def _copy_code(dest: Path) -> None:

@@ -320,7 +320,7 @@ def bundle(
     arch: Annotated[str, typer.Option(help="architecture of the box's GPU")] = "sm_90a",
     python: Annotated[str, typer.Option(help="the box's Python")] = "3.12",
     has: Annotated[str, typer.Option(help="packages that the box has, separated by commas, beyond torch and triton")] = "",
-    triton_cache: Annotated[Path | None, typer.Option(help="triton-cache.tgz that an earlier run brought home")] = None,
+    triton_cache: Annotated[Path | None, typer.Option(help="OUT that an earlier run brought home: its triton-cache.tgz.*")] = None,
 ) -> None:  # fmt: skip
     """Pack everything a GPU box without network or DSL needs to check and time the rungs."""
     from ladder import bundle as packing

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import tarfile
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -44,6 +48,18 @@ def test_nothing_is_filed_beside_a_foreign_record(home):
     with pytest.raises(bundle.BundleError, match=r"^z.json: is of rung '009-other', accepted: 001-one$"):
         bundle.collect(away, forge.root)
     assert not list((forge.root / "ideas" / "001-one" / "records").iterdir())
+
+
+def test_records_come_home_in_an_archive(home):
+    forge, away, path = home
+    data = record.read(path)
+    subprocess.run(["tar", "-C", away, "-czf", away / "records.tgz", "."], check=True)
+    path.unlink()
+    (filed,) = bundle.collect(away, forge.root)
+    assert filed == forge.root / "ideas" / "001-one" / "records" / path.name and record.read(filed) == data
+    (away / "records.tgz").write_bytes((away / "records.tgz").read_bytes()[:100])
+    with pytest.raises(bundle.BundleError, match="^records.tgz: cannot be unpacked: "):
+        bundle.collect(away, forge.root)
 
 
 def test_a_full_folder_is_refused(tmp_path):
@@ -90,9 +106,73 @@ def test_the_box_without_a_gpu_says_so(forge):
     done = subprocess.run(["bash", box / "run", box / "out"], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert "warm: no GPU is visible here" in done.stderr and "bench: no GPU is visible here" in done.stderr
-    assert " 0 failed" in (box / "out" / "check-1.log").read_text()
-    found = [record.read(path) for path in (box / "out").glob("*.json")]
+    assert {path.name for path in (box / "out").iterdir()} == {"records.tgz", "triton-cache.tgz.aa"}
+    with tarfile.open(box / "out" / "records.tgz") as tar:
+        assert b" 0 failed" in tar.extractfile("./check-1.log").read()
+    for name in ("ideas", "ladder.yaml"):
+        shutil.move(box / "code" / name, forge.root / name)
+    found = [record.read(path) for path in bundle.collect(box / "out", forge.root)]
     assert sorted((r["kind"], r["rung"]) for r in found) == [("check", "001-one"), ("precision", "001-one")]
+
+
+def test_a_run_that_is_cut_short_leaves_its_records(tmp_path):
+    """Killed outright while a check is at work: what it had recorded some seconds before is in OUT."""
+    box = tmp_path / "box"
+    (box / "code").mkdir(parents=True)
+    (box / "bin").mkdir()
+    (box / "activate").write_text("bundle=" + str(box))
+    stand_in = '#!/bin/bash\n[[ $3 == check ]] && echo "{}" >"$6/check-1.json" && touch working && sleep 60\n'
+    (box / "bin" / "python3").write_text(stand_in)
+    (box / "bin" / "python3").chmod(0o755)
+    assert bundle.RUN.count("sleep 20") == 1
+    (box / "run").write_text(bundle.RUN.replace("sleep 20", "sleep 0.2"))
+    environment = {"PATH": f"{box / 'bin'}:/usr/bin:/bin"}
+    run = subprocess.Popen(["bash", box / "run", box / "out", "1"], env=environment, start_new_session=True)
+    try:
+        until = time.monotonic() + 30
+        while not (packed(box / "out") and (box / "code" / "working").exists()) and time.monotonic() < until:
+            time.sleep(0.1)
+    finally:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+    assert packed(box / "out") == ["check-1.json"]
+
+
+def packed(out):
+    """The records in OUT's archive."""
+    if not (out / "records.tgz").exists():
+        return []
+    with tarfile.open(out / "records.tgz") as tar:
+        return [Path(name).name for name in tar.getnames() if name.endswith(".json")]
+
+
+def test_the_cache_travels_in_parts(tmp_path, monkeypatch):
+    """What `run` split, `bundle --triton-cache OUT` takes along and `activate` joins."""
+    away, cache = tmp_path / "away", tmp_path / "away" / "triton-cache"
+    cache.mkdir(parents=True)
+    (cache / "kernel").write_bytes(os.urandom(100_000))
+    out, box = tmp_path / "out", tmp_path / "box"
+    out.mkdir()
+    split = next(line for line in bundle.RUN.splitlines() if "| split" in line)
+    assert "-b 15m" in split
+    split = split.replace("-b 15m", "-b 30k")
+    subprocess.run(["bash", "-c", split], env={"PATH": "/usr/bin:/bin", "bundle": str(away), "out": str(out)}, check=True)
+    assert len(list(out.iterdir())) == 4
+    for name in ("_copy_code", "_compile_units", "_wheels"):
+        monkeypatch.setattr(bundle, name, lambda dest, *rest: dest.name == "code" and dest.mkdir())
+    bundle.make(box, triton_cache=out)
+    joined = bundle.ACTIVATE[bundle.ACTIVATE.index("  if compgen") :].partition("  fi\n")
+    subprocess.run(["bash", "-c", "".join(joined[:2])], env={"PATH": "/usr/bin:/bin", "bundle": str(box)}, check=True)
+    assert (box / "triton-cache" / "kernel").read_bytes() == (cache / "kernel").read_bytes()
+
+
+@pytest.mark.parametrize("given", ["nothing", "out", "out/triton-cache.tgz.aa"])
+def test_a_cache_that_is_none_is_refused_at_once(tmp_path, given):
+    (tmp_path / "out").mkdir()
+    if "aa" in given:
+        (tmp_path / given).touch()
+    with pytest.raises(bundle.BundleError, match="^triton-cache: given .*, accepted: a folder with triton-cache.tgz.* in it"):
+        bundle.make(tmp_path / "box", triton_cache=tmp_path / given)
 
 
 def test_warm_calls_every_rung_and_names_what_fails(forge, monkeypatch):
