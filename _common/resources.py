@@ -1,4 +1,4 @@
-"""What a compiled kernel takes: registers, spilled bytes and shared memory, read from its cubin."""
+"""What a compiled kernel takes (registers, spilled bytes, shared memory) and lacks (wgmma), read from its cubin."""
 
 from __future__ import annotations
 
@@ -21,18 +21,41 @@ class Resources:
 
 
 _FUNCTION = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_ENTRY = re.compile(r"\.entry ([\w$]+)(.*?)(?=\.entry |\Z)", re.DOTALL)
+_SASS = re.compile(r"Function : ([\w$]+)(.*?)(?=Function : |\Z)", re.DOTALL)
+_PRODUCT = re.compile(r"\b[HIQB]GMMA\..*")
+_HOLE = "gdesc[URZ]"  # what stands for a group of products that were removed
 
 
 def resources(cubin: bytes | Path) -> list[Resources]:
-    """One row per kernel of the cubin, by cuobjdump (Triton ships it)."""
+    """One row per kernel of the cubin."""
+    return [Resources(name, int(reg), int(stack), int(local), int(shared))
+            for name, reg, stack, shared, local in _FUNCTION.findall(_cuobjdump("--dump-resource-usage", cubin))]  # fmt: skip
+
+
+def dropped_wgmma(ptx: str, cubin: bytes | Path) -> list[str]:
+    """One line per kernel of whose wgmma ptxas kept fewer than there are in the PTX, or of whose groups it emptied one. It takes
+    the results of two products in the same registers for one value at times; the hardware's answer is then wrong although
+    the PTX is right."""
+    asked = {kernel: body.count("wgmma.mma_async") for kernel, body in _ENTRY.findall(ptx)}
+    if not any(asked.values()):
+        return []
+    found = []
+    for kernel, body in _SASS.findall(_cuobjdump("-sass", cubin)):
+        products = _PRODUCT.findall(body)
+        holes = sum(_HOLE in line for line in products)
+        kept = len(products) - holes  # more than asked for where a loop was unrolled
+        if dropped := max(asked.get(kernel, 0) - kept, holes):
+            found.append(f"ptxas dropped {dropped} of {max(asked.get(kernel, 0), len(products))} wgmma of {kernel}")
+    return found
+
+
+def _cuobjdump(what: str, cubin: bytes | Path) -> str:
+    """Triton ships it."""
     import triton
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin if isinstance(cubin, bytes) else cubin.read_bytes())
         file.flush()
-        dump = subprocess.run(
-            [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name],
-            check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
-    return [Resources(name, int(reg), int(stack), int(local), int(shared))
-            for name, reg, stack, shared, local in _FUNCTION.findall(dump)]  # fmt: skip
+        command = [triton.knobs.nvidia.cuobjdump.path, what, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
