@@ -11,13 +11,18 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Resources:
-    """Per thread: registers, stack and local (spilled) bytes. Per CTA: static shared bytes."""
+    """Per thread: registers, bytes of stack and of local memory. Per CTA: static shared bytes."""
 
     kernel: str
     registers: int
     stack: int
     local: int
     shared: int
+
+    @property
+    def spilled(self) -> int:
+        """Bytes per thread outside registers: ptxas puts what it spills on the stack."""
+        return self.stack + self.local
 
 
 _FUNCTION = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")

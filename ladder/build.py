@@ -158,4 +158,4 @@ def _triton_kernels() -> list[dict[str, Any]]:
 
 
 def _row(r: Any, shared: int) -> dict[str, Any]:
-    return {"kernel": r.kernel, "registers": r.registers, "spilled": r.local, "shared": shared}
+    return {"kernel": r.kernel, "registers": r.registers, "spilled": r.spilled, "shared": shared}

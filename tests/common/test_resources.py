@@ -7,6 +7,7 @@ import triton
 
 from _common import cute
 from _common.resources import dropped_wgmma, resources
+from ladder import build
 
 HEAD = ".version 8.0\n.target sm_90a\n.address_size 64\n"
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %a, %a, 0, 1, 1, 0, 0;\n"
@@ -45,6 +46,17 @@ def test_ptxas_drops_products_of_the_same_registers(loop):
 @pytest.mark.parametrize("loop", [False, True])
 def test_products_that_are_all_there(loop):
     assert dropped_wgmma(*assembled(halves(OTHER, loop))) == []
+
+
+def test_what_is_spilled_counts():
+    """Forty values alive at once, in registers or, with at most 24 of these, on the stack."""
+    loads, stores = ("".join(text.format(i=i, at=4 * i) for i in range(40)) for text in (
+        "ld.volatile.global.f32 %f{i}, [%out+{at}];\n", "st.volatile.global.f32 [%out+{at}], %f{i};\n"))
+    body = f".reg .f32 %f<40>; .reg .b64 %out; ld.param.u64 %out, [out];\n{loads}{stores}"
+    (roomy,), (narrow,) = (resources(assembled(body, *options)[1]) for options in ((), ("-maxrregcount=24",)))
+    assert roomy.registers > 40 and roomy.spilled == 0
+    assert narrow.registers == 24 and narrow.spilled >= 4 * (40 - 24)
+    assert build._row(narrow, narrow.shared)["spilled"] == narrow.spilled
 
 
 UNIT = '''
