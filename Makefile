@@ -40,8 +40,9 @@ idea: setup
 verify: setup
 	$(LADDER) verify $(N)
 
+# A process a core. Not in pytest's own options: tests on a GPU share it, and a bundle's pytest has no xdist.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

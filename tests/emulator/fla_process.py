@@ -88,9 +88,9 @@ def main(arch, names):
     launch = device.launch
 
     def timed(*args, **kw):
-        start = time.time()
+        start = time.process_time()
         launch(*args, **kw)
-        emulated[0] += time.time() - start
+        emulated[0] += time.process_time() - start
 
     device.launch = timed
     for name in names:

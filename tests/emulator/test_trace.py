@@ -12,6 +12,8 @@ import pytest
 from emulator.cute_host import EmulatedTarget
 from emulator.trace import STEPS, Trace, text
 from emulator.trace_picture import page, standalone, svg
+from ladder import manifest, trace
+from ladder.cli import main
 from test_cute import operands, run_state
 
 ROOT = Path(__file__).parents[2]
@@ -72,15 +74,26 @@ def test_text_and_picture():
 
 
 def test_command(tmp_path):
-    def trace(*words):
-        return subprocess.run([sys.executable, "-m", "ladder", "trace", *words], cwd=ROOT, text=True, capture_output=True)
-
-    for name in ("t.html", "t.txt"):
-        done = trace("2", "--arch", "sm_90a", "--out", str(tmp_path / name))
-        assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "ladder", "trace", "2", "--arch", "sm_90a", "--out", str(tmp_path / "t.html")]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
     assert "an estimate of work, not a time" in done.stdout and "predicted" in done.stdout and "kda_state" in done.stdout
-    assert "<svg" in (tmp_path / "t.html").read_text() and "waits on" in (tmp_path / "t.txt").read_text()
-    wrong = trace("2", "--out", str(tmp_path / "t.pdf"))
-    assert wrong.returncode == 2 and wrong.stderr.startswith("out: given") and ".html" in wrong.stderr
-    wrong = trace("2", "--arch", "sm_80")
-    assert wrong.returncode == 2 and "arch: given sm_80, accepted: sm_90a, sm_100a" in wrong.stderr
+    assert "<svg" in (tmp_path / "t.html").read_text()
+
+
+def test_a_file_of_text(tmp_path):
+    ladder = manifest.load()
+    made = trace.Traced(ladder.rung(2), "sm_90a", ladder.cells(gpu=False)[0], 0, [traced("sm_90a", 0)], [], "")
+    trace.write(made, tmp_path / "t.txt")
+    assert "waits on" in (tmp_path / "t.txt").read_text()
+
+
+@pytest.mark.parametrize("option, given, said", [
+    ("--out", "t.pdf", r"out: given .*t\.pdf, accepted: .*\.html"),
+    ("--arch", "sm_80", "arch: given sm_80, accepted: sm_90a, sm_100a"),
+])  # fmt: skip
+def test_mistakes(monkeypatch, capsys, option, given, said):
+    monkeypatch.setattr(sys, "argv", ["ladder", "trace", "2", option, given])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2 and re.match(said, capsys.readouterr().err)

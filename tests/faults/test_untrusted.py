@@ -26,7 +26,7 @@ IN_A_CALL = {
     "while True: pass": r"hangs: no answer within 3 s",
     "import time; time.sleep(1000)": r"hangs: no answer within 3 s",
     "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]; time.sleep(1000)": r"hangs: no answer within 3 s",
-    "KEPT.append(bytearray(b'x') * (4 << 30)); import time; time.sleep(1000)": r"uses \d\.\d GiB of memory, accepted: 2.0 GiB|MemoryError",
+    "KEPT.append(bytearray(b'x') * (2 << 30)); import time; time.sleep(1000)": r"uses \d\.\d GiB of memory, accepted: 1.0 GiB|MemoryError",
     "import os; [os.write(1, b'noise' * 1000) for _ in range(100)]; raise ValueError('after the noise')": r"ValueError: after the noise",
     "raise RecursionError('line one\\nline two')": r"RecursionError: line one line two",
     "import os, signal; os.kill(os.getppid(), signal.SIGKILL)": r"^$|died",
@@ -42,7 +42,7 @@ ON_IMPORT = {
 
 
 def verdicts(ladder: manifest.Ladder, properties: list[str], seconds: float = 3.0) -> dict[int, list[dict]]:
-    options = Options(properties=properties, cases=["short"], device="cpu", seed=7, time_limit_s=seconds, memory_limit=2 << 30, jobs=1)
+    options = Options(properties=properties, cases=["short"], device="cpu", seed=7, time_limit_s=seconds, memory_limit=1 << 30, jobs=1)
     rows = Run(ladder, list(ladder.rungs), options).execute()
     return {number: [row for row in rows if row["rung"] == number] for number in ladder.rungs}
 
@@ -83,7 +83,7 @@ def test_the_process_that_starts_the_others_may_be_dying(forge):
     forge.rung("good")
     ladder = forge.ladder()
     assignment = Assignment(ladder.folder(ladder.rungs[1]), "cpu", "native", 7, ladder.cells(gpu=False)[0], str(forge.root))
-    for _ in range(5):
+    for _ in range(2):
         worker = Worker(assignment, time_limit_s=60.0, memory_limit=4 << 30)
         worker._start()
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)

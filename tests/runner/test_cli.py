@@ -1,4 +1,4 @@
-"""The command line, in processes of its own: rows for scripts on standard output, one clear line for a mistake."""
+"""The command line: rows for scripts on standard output, one clear line for a mistake."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ladder import record as records
+from ladder.cli import main
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
@@ -49,10 +50,12 @@ def test_check_json_and_record(forge, tmp_path):
     (("diff", 9), "rung 9: not in ladder.yaml"),
     (("idea", 1, "Bad Name"), "name: 'Bad Name' given; accepted: lower-case"),
 ])  # fmt: skip
-def test_mistakes_are_one_line(forge, args, message):
+def test_mistakes_are_one_line(forge, args, message, monkeypatch, capsys):
     forge.rung("one")
-    done = ladder(*args, "--root", forge.root)
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    monkeypatch.setattr(sys, "argv", ["ladder", *map(str, args), "--root", str(forge.root)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_bench_without_a_gpu_says_so(forge):
@@ -62,7 +65,12 @@ def test_bench_without_a_gpu_says_so(forge):
         pytest.skip("there is a GPU")
     forge.rung("one")
     done = ladder("bench", 1, "--root", forge.root)
-    assert done.returncode == 2 and "bench: no GPU is visible here" in done.stderr
+    assert done.returncode == 2 and "bench: no GPU is visible here" in done.stderr and "Traceback" not in done.stderr
+
+
+def heeds_interrupts():
+    """A shell starts background jobs with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_interrupted_check_keeps_its_rows(forge, tmp_path):
@@ -71,7 +79,8 @@ def test_interrupted_check_keeps_its_rows(forge, tmp_path):
     forge.rung("hangs", ("    io = p.io_dtype\n", "    io = p.io_dtype\n    while True: pass\n"), parent=1)
     process = subprocess.Popen(
         [sys.executable, "-m", "ladder", "check", "1", "2", "--root", str(forge.root), "--cases", "short", "--properties",
-         "oracle,refusals", "--records", str(tmp_path / "out")], env=ENV, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+         "oracle,refusals", "--records", str(tmp_path / "out")], env=ENV, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=heeds_interrupts)  # fmt: skip
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         read, _ = records.read_all(tmp_path / "out") if (tmp_path / "out").is_dir() else ([], [])
