@@ -42,7 +42,7 @@ verify: setup
 
 # A process a core. Not in pytest's own options: tests on a GPU share it, and a bundle's pytest has no xdist.
 test: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
