@@ -57,7 +57,6 @@ def starve(monkeypatch, module, name, times):
 
     monkeypatch.setattr(module, name, once)
     monkeypatch.setattr(judging, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(judging, "PATIENCE_S", 0.1)
 
 
 @pytest.mark.parametrize(("module", "name"), [(oracle, "recurrent"), (budget, "judge")])
@@ -73,6 +72,7 @@ def test_the_judge_waits_for_memory(judge, monkeypatch, module, name):
 def test_the_judge_gives_up_in_the_end(judge, monkeypatch):
     sent = plea(judge, *exact(judge))
     starve(monkeypatch, budget, "judge", 10**9)
+    monkeypatch.setattr(judging, "PATIENCE_S", 0.1)
     with pytest.raises(torch.OutOfMemoryError, match="4.00 GiB"):
         judge.answer(sent)
     assert not list(Path(judge.folder.name).iterdir())
