@@ -304,6 +304,9 @@ class Machine(binding.Operands):
             if self.rng is not None and self.pending and self.rng.random() < 0.2:
                 self._complete_one()
                 continue
+            if self.pending and self.runnable and all(f.tired for f in self.runnable):
+                self._complete_one()  # what they poll for may depend on it
+                continue
             if not self.runnable:
                 if self.pending and (self.blocked or self.parked):
                     self._complete_one()

@@ -162,6 +162,7 @@ def ld(m, ins, mods):
     """Data Movement and Conversion: ld, ld.global.nc, ldu. Registers wider than the type are zero- or sign-extended
     (manual, operand size exceeding instruction-type size)."""
     kind = mods.type()
+    polls = {"acquire", "volatile"} & set(ins.opcode.split("."))  # perhaps what another CTA is to write: let it run
     space, count = _qualifiers(ins, mods)
     mods.done()
     if space.startswith("param") and isinstance(ins.operands[1].base, ptx.Sym):
@@ -173,6 +174,7 @@ def ld(m, ins, mods):
 
     def run(f):
         s = f.sel
+        f.tired += bool(polls)
         x = access.load(f, address(f)).view(narrow)
         for i, d in enumerate(dst):
             d[s] = x[:, i]

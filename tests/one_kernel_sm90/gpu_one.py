@@ -1,4 +1,4 @@
-"""Device check and timing of rung 006's kernel, compiled elsewhere. Not collected by pytest.
+"""Device check and timing of a one-kernel rung (006 on), compiled elsewhere. Not collected by pytest.
 
     python gpu_one.py build FOLDER                      # where the CuTe DSL is: FOLDER/<form>-<gate>-v<tile>/unit.so
     python gpu_one.py run FOLDER [--check] [--time CASES] [--tiles 128,64] [--regimes ...] [--forms ...] [--rounds 15]
@@ -27,18 +27,17 @@ from kernels.kda.contract import CHUNK  # noqa: E402
 
 GATES = {("prod", True): "safe", ("prod", False): "softplus", ("pre", True): "log", ("pre", False): "log"}
 SMS = 132
-RUNG = ROOT / "ideas" / "006-one-kernel"
 
 
 def name_of(form, bounded, tile):
     return f"{form}-{GATES[form, bounded]}-{'bounded' if bounded else 'any'}-v{tile}"
 
 
-def build(folder: Path):
+def build(folder: Path, slug: str):
     from _common.cute import compile_unit
     from ladder import loader
 
-    rung = loader.load(RUNG).module
+    rung = loader.load(ROOT / "ideas" / slug).module
     for (form, bounded), gate in GATES.items():
         for tile in (128, 64):
             params = rung.unit_params(128, 128, "bfloat16", gate, bounded, form == "prod", False) | {"v_tile": tile}
@@ -125,6 +124,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("what", choices=("build", "run"))
     p.add_argument("folder", type=Path)
+    p.add_argument("--rung", default="006-one-kernel", help="folder under ideas/, for build")
     p.add_argument("--check", action="store_true")
     p.add_argument("--time", default="")
     p.add_argument("--tiles", default="128")
@@ -133,7 +133,7 @@ def main():
     p.add_argument("--rounds", type=int, default=15)
     a = p.parse_args()
     if a.what == "build":
-        return build(a.folder)
+        return build(a.folder, a.rung)
     if "CUTE_DSL_RUNTIME" in os.environ:
         ctypes.CDLL(os.environ["CUTE_DSL_RUNTIME"], mode=ctypes.RTLD_GLOBAL)
     sys.exit(not run(a))
