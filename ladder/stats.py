@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import bootstrap
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -79,6 +78,8 @@ def estimate(*cells: np.ndarray) -> Estimate:
     if all(np.ptp(x) == 0 for x in cells):  # nothing to resample: scipy would warn and return NaN
         low = high = centre
     else:
+        from scipy.stats import bootstrap  # two seconds, which only who needs a verdict shall wait for
+
         interval = bootstrap(
             cells, statistic, vectorized=True, paired=False, method="percentile", n_resamples=RESAMPLES,
             confidence_level=CONFIDENCE, rng=np.random.default_rng(0)).confidence_interval  # fmt: skip
