@@ -2,8 +2,9 @@
 
 Global memory, one record per byte of every allocation that it was told of: who wrote it last. It finds reads of what
 nobody wrote, writes into inputs, and bytes that two CTAs of one launch write, or one writes and another reads (unless
-the kernel has global atomics, with which CTAs may agree on an order). Allocations that it was not told of are left to
-the bounds checks of `memory.GlobalMemory`.
+the second has acquired what the first released after it wrote, or the kernel has global atomics, with which CTAs may
+agree on an order). Whose threads within a CTA release and acquire is not asked. Allocations that it was not told of are
+left to the bounds checks of `memory.GlobalMemory`.
 
 Barriers: accesses other than mbarrier instructions to the bytes of a live mbarrier, and storage used for two of them
 (PTX ISA, "mbarrier": the contents may be touched by mbarrier operations alone, and initialising a live one is
@@ -26,11 +27,12 @@ _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_stride
 
 
 class _Region:
-    """Bytes [low, high) of one allocation. writer: per byte NOBODY, HOST, or the number of a CTA of some launch."""
+    """Bytes [low, high) of one allocation. writer: per byte NOBODY, HOST, or the number of a CTA of some launch; when: the
+    watcher's clock at that CTA's last write."""
 
     def __init__(self, low, high, name, readonly, writer):
         self.low, self.high, self.name, self.readonly = low, high, name, readonly
-        self.writer = np.full(high - low, writer, np.int32)
+        self.writer, self.when = np.full(high - low, writer, np.int32), np.zeros(high - low, np.int64)
 
 
 class MemoryWatch(Watch):
@@ -43,7 +45,7 @@ class MemoryWatch(Watch):
 
     def __init__(self):
         self.findings = {}
-        self.regions, self.lows, self.next = [], [], 2
+        self.regions, self.lows, self.next, self.clock = [], [], 2, 0
 
     def report(self):
         return list(self.findings.values())
@@ -119,6 +121,8 @@ class MemoryWatch(Watch):
 
     def launch(self, machine):
         self.first, self.next = self.next, self.next + machine.ctas
+        self.released = {}  # address -> (CTA, clock) of the last store.release to it
+        self.acquired = {}  # (reader, writer) -> the clock up to which reader knows what writer wrote
         self.together = any(
             i.parts[0] in ("atom", "red") and not any(p.startswith("shared") for p in i.parts) for i in machine.kernel.code
         )
@@ -128,7 +132,12 @@ class MemoryWatch(Watch):
             self._shared(machine, f, ins, kind, address, nbytes)
         elif space == "global":
             lanes = lambda bad: machine.where(f.where(bad.any(1)))  # noqa: E731
-            self._global(machine, kind, address.astype(np.int64), nbytes, machine.cta_of_lane[f.lanes], lanes, f.pc)
+            at, cta = address.astype(np.int64), machine.cta_of_lane[f.lanes]
+            if "acquire" in ins.parts:
+                self._acquire(self.first + machine.first_cta + cta, at)
+            self._global(machine, kind, at, nbytes, cta, lanes, f.pc)
+            if "release" in ins.parts and kind == "write":
+                self.released |= zip(at.tolist(), ((c, self.clock) for c in (self.first + machine.first_cta + cta).tolist()))
 
     def async_access(self, machine, op, kind, space, cta, address, nbytes, warp=None):
         if space == "global":
@@ -138,14 +147,31 @@ class MemoryWatch(Watch):
             at = np.asarray(address).reshape(-1)
             self._barrier_storage(machine, cta, kind, int(at.min()), at, nbytes, op.where)
 
+    def _acquire(self, me, at):
+        for reader, address in zip(me.tolist(), at.tolist()):
+            if address in self.released:
+                writer, clock = self.released[address]
+                self.acquired[reader, writer] = max(clock, self.acquired.get((reader, writer), 0))
+
+    def _unordered(self, other, me, last, when):
+        """Of the accesses to what another CTA wrote, those that no release and acquire puts in order."""
+        pairs = np.stack(np.broadcast_arrays(me, last), -1)[other]
+        known = [self.acquired.get(tuple(p), -1) for p in pairs.tolist()] if self.acquired else -1
+        out = other.copy()
+        out[other] = when[other] > known
+        return out
+
     def _global(self, machine, kind, at, nbytes, cta, where, key):
         """Lanes (or pieces) at addresses `at`: checked against the record of every byte, then recorded."""
+        self.clock += 1
         for r in self._near(int(at.min()), int(at.max()) + nbytes):
             here = (at < r.high) & (at + nbytes > r.low)
             cells = np.clip(at[:, None] - r.low + np.arange(nbytes), 0, len(r.writer) - 1)
             me = (self.first + machine.first_cta + np.broadcast_to(cta, at.shape))[:, None]
             last = r.writer[cells]
             other = (last >= self.first) & (last != me) & here[:, None]
+            if other.any() and not self.together:
+                other = self._unordered(other, me, last, r.when[cells])
             if kind == "write" and r.readonly and here.any():
                 self._tell("write into an input", key, r, at, here[:, None] & (last == last), where)
             elif other.any() and not self.together:
@@ -153,6 +179,7 @@ class MemoryWatch(Watch):
                 self._tell(f"{what} what another CTA of the same launch wrote", key, r, at, other, where)
             if kind == "write":
                 r.writer[cells[here]] = np.broadcast_to(me, cells.shape)[here]
+                r.when[cells[here]] = self.clock
             else:
                 bad = (last == NOBODY) & here[:, None]
                 if bad.any():
