@@ -9,9 +9,11 @@ is part of every rung's code hash: raise it when numbers before and after a chan
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ TIMING_VERSION = 1
 COPY_BYTES = 1 << 30
 COPY_REPEATS = 15
 REPLAY_AGREES = 1e-3  # of a row; bitwise equality is for `check` to ask
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 Call = Callable[[], Any]
 
@@ -53,6 +56,28 @@ def worst_row(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor])
     return worst
 
 
+def abandon(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> bool:
+    """End a capture that has failed, for torch too; whether that is known to have worked.
+
+    capture_end gives up where CUDA's own call does, so that the allocator still records into the pool, and the random
+    generator is still in capture mode: later captures, draws and replays of older graphs would fail. CUDA has left the
+    capture by then, so an empty one is begun in the driver, and torch's capture_end ends that in its place.
+    """
+    with torch.cuda.stream(stream), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "The CUDA Graph is empty."
+        with contextlib.suppress(Exception):
+            graph.capture_end()
+            return True
+        with contextlib.suppress(Exception):
+            ctypes.CDLL("libcuda.so.1").cuStreamBeginCapture_v2(ctypes.c_void_p(stream.cuda_stream), RELAXED)
+            graph.capture_end()
+            return True
+    with contextlib.suppress(Exception):  # at least later draws work, though not replays of older graphs
+        generator = torch.cuda.default_generators[stream.device.index]
+        generator.graphsafe_set_state(generator.clone_state())
+    return False
+
+
 class CudaTimer:
     """Times callables on one CUDA device, on a stream of its own."""
 
@@ -63,7 +88,7 @@ class CudaTimer:
         self._unrelated = torch.ones(4 * l2 // 4, dtype=torch.float32, device=device)  # four times the cache
         self._sum = torch.empty((), dtype=torch.float32, device=device)
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._pool = torch.cuda.graph_pool_handle()
+        self._anchor: torch.cuda.CUDAGraph | None = None
 
     def flush(self) -> None:
         """Evict everything from L2 by reading four times its size; reads leave no dirty lines to write back later."""
@@ -81,6 +106,8 @@ class CudaTimer:
         expected = [t.clone() for t in outputs_of(call())]
         graph = torch.cuda.CUDAGraph()
         try:
+            if self._anchor is None:
+                self._new_pool()
             outputs = outputs_of(self._record(graph, call))
         except Exception as error:
             self.synchronize()
@@ -98,18 +125,29 @@ class CudaTimer:
                               + (f", {unwritten} elements are not written" if unwritten else ""))  # fmt: skip
         return graph.replay
 
+    def _new_pool(self) -> None:
+        """A memory pool for captures, and a graph that keeps it: torch refuses a pool whose last graph is gone."""
+        self._pool, anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        self._record(anchor, self._sum.zero_)
+        self._anchor = anchor
+
     def _record(self, graph: torch.cuda.CUDAGraph, call: Call) -> Any:
         """Capture without torch.cuda.graph's emptying of the allocator's cache, which costs more than most captures."""
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            graph.capture_begin(pool=self._pool)
-            try:
+        collecting = gc.isenabled()
+        gc.disable()  # a dropped graph that is destroyed meanwhile would spoil the capture
+        try:
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(pool=self._pool)
                 result = call()
-            except BaseException:
-                with contextlib.suppress(Exception):  # the capture is invalid; what made it so is raised below
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+                graph.capture_end()  # raises where the callee has left another stream current
+        except BaseException:
+            if not abandon(graph, self.stream):
+                self.stream, self._anchor = torch.cuda.Stream(self.device), None
+            raise
+        finally:
+            if collecting:
+                gc.enable()
         return result
 
     def device_ms(self, run: Call) -> float:
@@ -133,7 +171,8 @@ class CudaTimer:
 
     def copy_gbps(self) -> float:
         """Device-to-device copy rate, bytes read plus bytes written, median of several 1 GiB copies, in GB/s."""
-        source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device=self.device)
+        own = torch.Generator(self.device).manual_seed(0)
+        source = torch.randint(0, 255, (COPY_BYTES,), generator=own, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         times = [self.device_ms(lambda: target.copy_(source)) for _ in range(COPY_REPEATS + 2)][2:]
         return 2 * COPY_BYTES / (statistics.median(times) * 1e-3) / 1e9
@@ -141,9 +180,9 @@ class CudaTimer:
     def release(self) -> None:
         """Give memory of dropped captures and inputs back to the device."""
         self.synchronize()
+        self._anchor = None
         gc.collect()
         torch.cuda.empty_cache()
-        self._pool = torch.cuda.graph_pool_handle()
 
     def launched(self, call: Call) -> list[str]:
         """Names of the kernels that one call launches; nothing where the profiler is blind."""

@@ -7,6 +7,7 @@ import threading
 
 import torch
 
+from ladder import timing
 from ladder.checks.context import Context, Failure, NotRun, Outputs, same
 from ladder.judge import starved
 
@@ -98,11 +99,14 @@ def graph(ctx: Context) -> None:
     ctx.supported(inputs)
     ctx.call(inputs)
     ctx.synchronize()
-    captured = torch.cuda.CUDAGraph()
+    captured, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(ctx.device)
+    recording = torch.cuda.graph(captured)
     try:
-        with torch.cuda.graph(captured):
+        with recording:
             outputs = ctx.call(inputs)
     except Exception as error:
+        timing.abandon(captured, recording.capture_stream)  # the properties to come must not suffer for it
+        torch.cuda.set_stream(current)
         ctx.synchronize()
         if starved(error):
             raise
