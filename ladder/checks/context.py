@@ -102,11 +102,13 @@ class Context:
 
     @contextmanager
     def poisoned(self, inputs: Any):
-        """Memory that torch hands out inside the block holds NaN unless somebody writes to it."""
+        """Memory that torch hands out inside the block holds NaN unless somebody writes to it.
+
+        On a GPU fresh memory does, too, that is not asked of torch.empty; what torch.empty gives is filled each time, since
+        it may be what the same call has used and freed before.
+        """
         if self.kind == "cuda":
             poison_allocator(self.device, 6 * sum(t.numel() * t.element_size() for t in inputs.tensors.values()))
-            yield
-            return
         before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
                   torch.utils.deterministic.fill_uninitialized_memory)  # fmt: skip
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -122,6 +124,7 @@ def poison_allocator(device: torch.device, nbytes: int) -> None:
     """Leave torch's CUDA allocator with nothing cached but blocks full of NaN: one large, and many small ones."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
+    nbytes = max(nbytes, 32 << 20)  # less would come from the small blocks' pool and leave a corner of that unfilled
     blocks = [torch.full((min(nbytes, free // 2) // 4,), torch.nan, device=device)]
     blocks += [torch.full((1 << 17,), torch.nan, device=device) for _ in range(64)]  # half a MiB: the small pool
     torch.cuda.synchronize(device)
