@@ -72,9 +72,10 @@ def abandon(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> bool:
             ctypes.CDLL("libcuda.so.1").cuStreamBeginCapture_v2(ctypes.c_void_p(stream.cuda_stream), RELAXED)
             graph.capture_end()
             return True
-    with contextlib.suppress(Exception):  # at least later draws work, though not replays of older graphs
-        generator = torch.cuda.default_generators[stream.device.index]
-        generator.graphsafe_set_state(generator.clone_state())
+        with contextlib.suppress(Exception), torch.cuda.stream(torch.cuda.Stream(stream.device)):
+            other = torch.cuda.CUDAGraph()  # it had not begun for torch: a capture that ends well takes the generator along
+            other.capture_begin()
+            other.capture_end()
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import pytest
@@ -139,6 +140,23 @@ def test_a_refused_capture_may_be_the_first():
     assert timer.device_ms(timer.capture(lambda: a + 1)) > 0
     timer.release()
     assert timer.device_ms(timer.capture(lambda: torch.rand(8, device=timer.device) * 0)) > 0
+
+
+def test_a_capture_that_could_not_begin_is_abandoned_too(timer):
+    a, stream, pool = torch.ones(8, device=timer.device), torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    older = timer.capture(lambda: a + 1)
+    with torch.cuda.stream(stream):
+        last = torch.cuda.CUDAGraph()
+        last.capture_begin(pool=pool)
+        a.add_(0)
+        last.capture_end()
+        del last
+        graph = torch.cuda.CUDAGraph()
+        with contextlib.suppress(RuntimeError):  # the pool's last graph is gone; other versions of torch may take it
+            graph.capture_begin(pool=pool)
+    timing.abandon(graph, stream)
+    torch.rand(1, device=timer.device)
+    assert timer.device_ms(older) > 0 and timer.device_ms(timer.capture(lambda: a + 1)) > 0
 
 
 def test_witness_names_kernels():
