@@ -148,7 +148,7 @@ def tensor_copy(m, ins, mods):
                 done[key].lanes.append(lanes[i])
                 done[key].group.append(int(_groups(m)[lanes[i]]))
                 continue
-            box = tma.box(read_map(m, maps[i]), at[i], smem[i])
+            box = tma.box(read_map(m, maps[i]), at[i], smem[i], store=not load)
             pieces = _pieces(box)
             done[key] = Copy(m, f, ins, ctas[i], pieces, bars[i], [lanes[i]], [int(_groups(m)[lanes[i]])])
             _issue(m, f, ins, done[key])

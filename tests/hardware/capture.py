@@ -267,16 +267,24 @@ def compare_program(name: str, fixture: fixture_files.Fixture) -> str | None:
 
 
 def file(folder: Path, to: Path = fixture_files.FOLDER) -> Path:
-    """Check a capture, put CuTe units' launches in place of their calls, and put it under fixtures/. Raises FixtureError."""
+    """Check a capture, put CuTe units' launches in place of their calls, and put it under fixtures/, without rungs that the
+    ladder no longer has: nothing here can say what their host code launched. Raises FixtureError."""
     import stage_recorder
+
+    from ladder import manifest
 
     fixture = fixture_files.Fixture(folder)
     if fixture.record["emulated"] and to == fixture_files.FOLDER:
         raise FixtureError(f"{folder.name}: made by the emulator itself, which proves nothing; accepted: a capture from a GPU")
+    known = {r.name for r in manifest.load(manifest.ROOT).rungs.values()}
+    fixture.record["left_out"] = sorted({r["rung"] for r in fixture.index["rungs"]} - known)
+    fixture.index["rungs"] = [r for r in fixture.index["rungs"] if r["rung"] in known]
     for rung in fixture.index["rungs"]:
         for stage in rung.get("stages", ()):
             made = [stage_recorder.resolve(x, stage["buffers"]) if "unit" in x else [x] for x in stage["launches"]]
             stage["launches"] = [launch for launches in made for launch in launches]
+    ran = {launch["ptx"] for r in fixture.index["rungs"] for s in r.get("stages", ()) for launch in s["launches"]}
+    fixture.index["ptx"] = {key: text for key, text in fixture.index["ptx"].items() if key in ran}
     for key, text in fixture.index["ptx"].items():  # without the places of sources on the machine that compiled them
         code = re.split(r"(?m)^\s*\.section\s", text, maxsplit=1)[0]  # debug sections run to the end
         fixture.index["ptx"][key] = re.sub(r'(?m)^(\s*\.file\s+\d+ ").*?([^/"]+/[^/"]+")', r"\1\2", code)

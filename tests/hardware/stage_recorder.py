@@ -168,6 +168,8 @@ class Target:
                     kept.append({"buffer": touched[-1], "shape": list(a.shape), "dtype": str(a.dtype).removeprefix("torch.")})
                     if not a.is_contiguous():
                         raise NotImplementedError(f"{unit}: a strided argument is not recorded")
+                elif hasattr(a, "data_ptr"):
+                    kept.append({"empty": list(a.shape), "dtype": str(a.dtype).removeprefix("torch.")})
                 else:
                     kept.append({"value": a})
             stage.launches.append({"ptx": stage.text(artifact.ptx.read_text()), "unit": name, "arguments": kept})
@@ -227,6 +229,8 @@ def resolve(launch: dict, buffers: list[dict]) -> list[dict]:
             args.append(torch.zeros(a["shape"], dtype=getattr(torch, a["dtype"])))
             spans.append((args[-1].data_ptr(), args[-1].nbytes))
             ids.append(a["buffer"])
+        elif "empty" in a:
+            args.append(torch.zeros(a["empty"], dtype=getattr(torch, a["dtype"])))
         else:
             args.append(a["value"])
 

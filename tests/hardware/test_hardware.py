@@ -14,15 +14,31 @@ import pytest
 import stage_compare
 from fixture_files import FOLDER, Fixture
 from programs import everything, uncovered
+from programs.program import emulate
+
+from emulator import EmulatorError
 
 NONE = "no capture from a GPU is filed under tests/hardware/fixtures; capture.py says how one is made"
-FAST = ("small/strong/prod", "small_k128/mixed/pre")
+TRAP = "CUDA_ERROR_ILLEGAL_INSTRUCTION"
+MISSING = {
+    **{f"rungs small/{regime}/{form}: 008-scan-inverts": "its units for K = V = 64 were not in the bundle"
+       for regime in ("strong", "slow", "init") for form in ("prod", "pre")},
+    **{f"rungs small_k128/mixed/{form}: 009-helpers": "the recorder could not keep an empty tensor; mended since"
+       for form in ("prod", "pre")},
+}  # fmt: skip
+"""What the capture that is filed lacks, and why. The next one is to have it: remove the entry then."""
+FAST = ("small/strong/prod", "008-scan-inverts small_k128/mixed/pre")
 pytestmark = pytest.mark.skipif(not fixture_files.present(), reason=NONE)
 
 
 @functools.cache
 def fixture() -> Fixture:
     return Fixture(FOLDER)
+
+
+def key(name: str) -> str:
+    """A program's name among the failures."""
+    return f"programs {everything()[name].group}: {name}"
 
 
 def stages():
@@ -37,14 +53,16 @@ def stages():
             key = json.dumps(stage, sort_keys=True)
             if stage["launches"] and key not in seen:
                 seen.add(key)
-                marks = () if cell in FAST else pytest.mark.slow
-                found.append(pytest.param(rung, stage, id=f"{rung['rung']} {cell} {stage['name']}", marks=marks))
+                name = f"{rung['rung']} {cell} {stage['name']}"
+                marks = () if any(part in name for part in FAST) else pytest.mark.slow
+                found.append(pytest.param(rung, stage, id=name, marks=marks))
     return found
 
 
 def test_everything_ran_on_the_hardware():
     record = fixture().record
-    assert record["emulated"] is False and record["failed"] == {}, record["failed"]
+    assert record["emulated"] is False
+    assert set(record["failed"]) == set(MISSING) | {key(n) for n, p in everything().items() if p.traps}, record["failed"]
 
 
 def test_every_instruction_that_is_not_plain_has_a_program():
@@ -54,10 +72,15 @@ def test_every_instruction_that_is_not_plain_has_a_program():
 
 @pytest.mark.parametrize("name", everything())
 def test_program(name):
-    answer = fixture().index["programs"].get(name)
-    if answer is None and f"programs {everything()[name].group}: {name}" not in fixture().record["failed"]:
+    answer, failed = fixture().index["programs"].get(name), fixture().record["failed"].get(key(name))
+    if answer is None and failed is None:
         pytest.skip("not in the capture: the program is younger")
-    assert answer is not None, fixture().record["failed"][f"programs {everything()[name].group}: {name}"]
+    if everything()[name].traps:
+        assert failed and TRAP in failed
+        with pytest.raises(EmulatorError):
+            emulate(everything()[name])
+        return
+    assert failed is None, failed
     complaint = capture.compare_program(name, fixture())
     assert complaint is None, complaint
 

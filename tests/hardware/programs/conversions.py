@@ -26,21 +26,24 @@ def rounded(x: np.ndarray, kind: str, mode: str) -> np.ndarray:
 
 
 def encoded(y: np.ndarray, kind: str) -> np.ndarray:
-    """Bits of numbers of `kind` (exact in float64): uint16, uint32 for tf32. NaN is 0x7fff, the canonical one of cvt."""
+    """Bits of numbers of `kind` (exact in float64): uint16, uint32 for tf32. NaN is 0x7fff, the canonical one of cvt (of tf32
+    any, see narrow)."""
     if kind == "f16":
         return np.where(np.isnan(y), np.uint16(0x7FFF), y.astype(np.float16).view(np.uint16))
     bits = y.astype(np.float32).view(np.uint32)
     if kind == "tf32":
-        return np.where(np.isnan(y), np.uint32(0x7FFFFFFF), bits)
+        return bits
     return np.where(np.isnan(y), np.uint16(0x7FFF), (bits >> 16).astype(np.uint16))
 
 
 def narrow(kind: str, mode: str, relu: bool = False):
     def manual(inputs):
         x = inputs["x"].astype(np.float64)
-        x = np.where(x < 0, 0.0, x) if relu else x
+        x = np.where(x <= 0, 0.0, x) if relu else x  # -0 too, as measured: the manual says negative numbers
         y = encoded(rounded(x, kind, mode), kind)
-        return {"y": y.view(np.float32) if kind == "tf32" else y}
+        if kind == "tf32":  # a NaN is cut like a number, maybe to an infinity, as measured: no word in the manual
+            y = np.where(np.isnan(x), inputs["x"].view(np.uint32) >> 13 << 13, y).view(np.float32)
+        return {"y": y}
 
     name = f"cvt.{mode}{'.relu' if relu else ''}.{kind}.f32"
     x = floats(name, 2048, -30 if kind == "f16" else -140, 18 if kind == "f16" else 128)
@@ -56,7 +59,7 @@ def packed(kind: str, mode: str, relu: bool = False):
     """The first source goes to the upper half."""
 
     def manual(inputs):
-        high, low = (encoded(rounded(np.where(relu & (v < 0), 0.0, v), kind, mode), kind).astype(np.uint32)
+        high, low = (encoded(rounded(np.where(relu & (v <= 0), 0.0, v), kind, mode), kind).astype(np.uint32)
                      for v in (inputs[n].astype(np.float64) for n in ("a", "b")))  # fmt: skip
         return {"y": high << 16 | low}
 
@@ -138,7 +141,7 @@ PROGRAMS = [
     *(integral(mode) for mode in ("rni", "rzi", "rmi", "rpi")),
     *(to_integer(mode, kind) for mode, kind in (("rni", "s32"), ("rzi", "s32"), ("rmi", "s32"), ("rpi", "s32"), ("rzi", "u32"))),
     *(from_integer(mode, kind) for mode, kind in (("rn", "s32"), ("rz", "s32"), ("rn", "u32"))),
-    *(between_integers(*pair) for pair in (("s16", "s8"), ("s32", "s16"), ("s64", "s32"), ("s8", "s32"), ("s8", "s64"),
+    *(between_integers(*pair) for pair in (("s16", "s8"), ("s32", "s8"), ("s32", "s16"), ("s64", "s32"), ("s8", "s32"), ("s8", "s64"),
     ("u16", "u32"),
                                            ("u16", "u64"), ("u32", "u64"), ("u64", "u32"), ("u32", "u16"))),
 ]  # fmt: skip

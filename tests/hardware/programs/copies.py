@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .program import Program, generator, kernel
+from .program import Program, generator, kernel, lanes
 
 BYTES = 4096
 PATTERN = """mov.b32 %r1, %t;
@@ -82,7 +82,7 @@ add.u32 %r5, %smem, 2048;
     return Program(op, kernel(body, ["x", "y"], shared=BYTES), {"x": source(op)}, OUT, manual)
 
 
-def bulk_store() -> Program:
+def bulk_store(fence: str = ".shared::cta") -> Program:
     """Shared to global in two bulk groups; y keeps its zeros elsewhere."""
 
     def manual(inputs):
@@ -91,14 +91,22 @@ def bulk_store() -> Program:
         return {"y": out}
 
     op = "cp.async.bulk.global.shared::cta.bulk_group"
-    body = f"""{PATTERN} fence.proxy.async.shared::cta; bar.warp.sync -1; setp.eq.u32 %p1, %t, 0; @!%p1 bra END;
+    body = f"""{PATTERN} fence.proxy.async{fence}; bar.warp.sync -1; setp.eq.u32 %p1, %t, 0; @!%p1 bra END;
 add.u64 %rd1, %y, 16; add.u64 %rd2, %y, 2800; add.u32 %r4, %smem, 32; add.u32 %r5, %smem, 4080;
 {op} [%rd1], [%r4], 1040; cp.async.bulk.commit_group; {op} [%rd2], [%r5], 16; cp.async.bulk.commit_group;
 cp.async.bulk.wait_group.read 1; cp.async.bulk.wait_group 0; END:"""
-    return Program(op, kernel(body, ["y"], shared=BYTES), {}, OUT, manual)
+    name = op if fence else f"{op} fence.proxy.async"
+    return Program(name, kernel(body, ["y"], shared=BYTES), {}, OUT, manual)
+
+
+def prefetched() -> Program:
+    """A prefetch changes nothing."""
+    name = "prefetch.global.L2"
+    return lanes(name, f"{name} [%x]; mov.b32 y, x;", {"x": source(name)}, {"y": np.uint32}, lambda i: {"y": i["x"]})
 
 
 PROGRAMS = [
     *(per_lane("ca", size, given) for size in (4, 8, 16) for given in (False, True)),
     *(per_lane("cg", 16, given) for given in (False, True)), groups(), bulk_load(False), bulk_load(True), bulk_store(),
+    bulk_store(fence=""), prefetched(),
 ]  # fmt: skip

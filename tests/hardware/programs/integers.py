@@ -63,10 +63,11 @@ def lop3(table: int):
 
 
 def field_extract(sign: bool, bits: int = 32):
-    """bfe: len bits from pos, both taken modulo 256; past the top come zeros, or the sign at min(pos + len - 1, 31)."""
+    """bfe: len bits from pos, both taken modulo 256 (not so with 64 bits, as measured, whatever the manual says); past the top
+    come zeros, or the sign at min(pos + len - 1, 31)."""
 
     def fn(a, b, c):
-        pos, length = b & 0xFF, c & 0xFF
+        pos, length = (b, c) if bits == 64 else (b & 0xFF, c & 0xFF)
         top = a >> min(pos + length - 1, bits - 1) & 1 if sign and length else 0
         return sum((a >> pos + i & 1 if i < length and pos + i < bits else top) << i for i in range(bits))
 

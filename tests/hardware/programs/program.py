@@ -108,6 +108,7 @@ class Program:
     maps     tensor maps, passed by value after the pointers, 128 bytes each
     manual   the outputs by independent arithmetic written from the PTX manual; None where only the hardware can tell
     compare  how hardware and emulator are compared
+    traps    whether it ends as an illegal instruction, so that there are no outputs
     group    module it comes from
     """
 
@@ -120,6 +121,7 @@ class Program:
     grid: int = 1
     maps: Mapping[str, Map] = field(default_factory=dict)
     compare: Bitwise | Within = field(default_factory=Bitwise)
+    traps: bool = False
     group: str = ""
 
     @np.errstate(all="ignore")

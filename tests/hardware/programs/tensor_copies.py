@@ -7,6 +7,7 @@ ordinary stores, to a tensor that held zeros. The expected bytes come from a loo
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,8 +36,8 @@ def elements(m: Map, coords: tuple[int, ...]):
 
 
 def fill_bits(m: Map) -> int:
-    """Zeros, or a NaN with all bits but the sign set (the manual says NaN; these bits are what the emulator takes it for)."""
-    return 0 if m.fill == "zero" else (1 << 8 * SIZE[m.dtype] - 1) - 1
+    """Zeros, or 0x7ff7 in every 16 bits (the manual says NaN; these bits were measured on an H200)."""
+    return 0 if m.fill == "zero" else int.from_bytes(b"\x7f\xf7" * (SIZE[m.dtype] // 2))
 
 
 def _tensor(name: str, m: Map) -> np.ndarray:
@@ -113,6 +114,7 @@ cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END:"""
 
 
 # dims, box, coordinates, dtype, swizzle: inside, and over each edge. Swizzled rows are as wide as the swizzle, as in the rungs.
+# Coordinates may be negative in a load; the inner one is a multiple of 16 bytes.
 BOXES = (
     ((64,), (64,), (0,), "bf16", "none"), ((1000,), (128,), (960,), "bf16", "none"), ((64,), (32,), (-8,), "f32", "none"),
     ((64, 16), (64, 8), (0, 4), "bf16", "128B"), ((128, 24), (64, 16), (64, 0), "bf16", "128B"),
@@ -121,12 +123,24 @@ BOXES = (
     ((64, 20), (16, 16), (-8, -2), "bf16", "32B"),
     ((64, 12), (32, 8), (0, 2), "f32", "128B"), ((64, 12), (16, 8), (48, 8), "f32", "64B"),
     ((64, 6, 3), (16, 4, 2), (32, 3, 2), "bf16", "32B"), ((64, 6, 3), (64, 4, 2), (0, -1, 1), "bf16", "128B"),
-    ((32, 10, 2, 2), (8, 4, 1, 2), (-4, -2, 1, 0), "bf16", "none"),
+    ((32, 10, 2, 2), (16, 4, 1, 2), (-8, -2, 1, 0), "bf16", "none"),
     ((64, 2, 70, 2), (64, 1, 64, 1), (0, 1, 64, 1), "bf16", "128B"),
     ((16, 5, 3, 2, 3), (16, 2, 2, 1, 2), (0, 4, -1, 1, 2), "f32", "64B"),
     ((32, 3, 2, 2, 2), (32, 2, 2, 2, 1), (0, 1, 0, 0, 1), "bf16", "64B"),
-    ((64, 8), (32, 8), (0, 0), "u8", "none"), ((64, 8), (16, 8), (3, 1), "u16", "32B"), ((17, 8), (4, 4), (1, 5), "f64", "32B"),
+    ((64, 8), (32, 8), (0, 0), "u8", "none"), ((64, 8), (16, 8), (8, 1), "u16", "32B"), ((17, 8), (4, 4), (14, 5), "f64", "32B"),
 )  # fmt: skip
+STORED = tuple((d, b, tuple(n - s // 2 if c < 0 else c for n, s, c in zip(d, b, cs, strict=True)), *rest)
+               for d, b, cs, *rest in BOXES)  # fmt: skip
+ODD = (
+    ((32, 10, 2, 2), (8, 4, 1, 2), (-4, -2, 1, 0), "bf16", "none"), ((64, 8), (16, 8), (3, 1), "u16", "32B"),
+    ((17, 8), (4, 4), (1, 5), "f64", "32B"),
+)  # fmt: skip
+NEGATIVE = (
+    ((64,), (32,), (-8,), "f32", "none"), ((64, 20), (16, 16), (-8, -2), "bf16", "32B"),
+    ((64, 6, 3), (64, 4, 2), (0, -1, 1), "bf16", "128B"), ((16, 5, 3, 2, 3), (16, 2, 2, 1, 2), (0, 4, -1, 1, 2), "f32", "64B"),
+)  # fmt: skip
+"""Illegal instructions on an H200: an inner coordinate that is no multiple of 16 bytes, and a negative one in a store (the CUDA
+Programming Guide forbids the latter)."""
 
 
 def _strides(dims, dtype):
@@ -144,5 +158,7 @@ PROGRAMS = [
     load((64, 12), (16, 8), (56, 8), "f32", "64B", "nan"),
     load((64, 2, 70, 2), (64, 1, 64, 1), (0, 1, 64, 1), "bf16", "128B", hint=True),
     store((64, 2, 70, 2), (64, 1, 64, 1), (0, 1, 64, 1), "bf16", "128B", hint=True),
-    *(store(d, b, c, t, s, strides=_strides(d, t)) for d, b, c, t, s in BOXES),
+    *(store(d, b, c, t, s, strides=_strides(d, t)) for d, b, c, t, s in STORED),
+    *(replace(copy(d, b, c, t, s, strides=_strides(d, t)), manual=None, traps=True)
+      for copy, boxes in ((load, ODD), (store, ODD + NEGATIVE)) for d, b, c, t, s in boxes),
 ]  # fmt: skip
