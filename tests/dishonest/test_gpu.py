@@ -59,6 +59,18 @@ def test_bench_gives_it_no_time(cheat, arch, name):
     assert run.records[0]["cells"] == [] and re.search(BENCH[name], run.failures[0]), run.failures
 
 
+def test_bench_times_the_others_by_replay(cheat, arch):
+    """A capture that was refused, the first of all, spoils none of the later ones."""
+    options = benching.Options(seed=3, seconds=0.1, cases=["tiny"])
+    run = benching.Run(cheat("empty_capture", arch, gpu=True), [2, 1], options, benching.cuda_timer())
+    run.execute()
+    cheating, honest = run.records
+    assert cheating["cells"] == [] and len(run.failures) == 1, run.failures
+    cell = honest["cells"][0]
+    assert cell["clocks"] == {"rung": "graph", "parent": "graph", "control": "graph"}, cell["not_captured"]
+    assert torch.rand(8, device="cuda").isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["side_stream", "empty_capture", "current_stream"])
 def test_naive_harness_accepts_it(cheat, arch, name):
     assert _naive(cheat(name, arch).root / "ideas" / f"002-{name.replace('_', '-')}", "cuda")
