@@ -2,7 +2,7 @@
 
 The PTX ISA leaves the accumulation order, precision and rounding of mma, wgmma and tcgen05.mma unspecified. The default
 model here, "fused", is the one that MMA-Sim (arXiv 2511.10909) reports bit-exact on H100 and B200; see also arXiv
-2512.07004. For one instruction:
+2512.07004. An H200 gave its bits in every mma.sync and wgmma tried (tests/hardware). For one instruction:
 
   1. products a_k b_k are exact, and are not normalised: the exponent of a product is e(a_k) + e(b_k);
   2. all K products and c are aligned to the largest exponent E among them and cut towards zero at bit 2^(E - 25);

@@ -3,8 +3,9 @@
 Field meanings: PTX ISA, "Tensor" (section 5.5: dimension, sizes, strides, bounding box, traversal stride, interleave,
 swizzling modes, out-of-bounds fill) and the driver API entry cuTensorMapEncodeTiled for the legal ranges. The bit
 positions are undocumented; they were read off maps written by the CuTe DSL's host code, which writes the same 64 bytes
-for sm_90a and sm_100a. Bytes 64-127 carry nothing. Nothing is validated by whoever writes a map, so `decode` reports
-what is illegal.
+for sm_90a and sm_100a. cuTensorMapEncodeTiled of driver 580 writes the same fields (tests/hardware); bit 1 of word 1 is
+clear there, and bits 17 and 18, which CuTe sets to 2, are 0 where no L2 promotion is asked for. Bytes 64-127 carry
+nothing. Nothing is validated by whoever writes a map, so `decode` reports what is illegal.
 """
 
 from __future__ import annotations

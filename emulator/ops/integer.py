@@ -262,8 +262,8 @@ def shf(m, ins, mods):
 
 @handler("bfe")
 def bfe(m, ins, mods):
-    """Integer Arithmetic: bfe: extract a bit field, sign-extended for signed types. The manual takes position and length
-    modulo 256; the 64-bit form takes all 32 bits of them, measured on an H200 (driver 580)."""
+    """Integer Arithmetic: bfe: extract a bit field, sign-extended for signed types. The manual takes position and
+    length modulo 256; the 64-bit form takes all 32 bits of them, measured on an H200 (driver 580)."""
     kind = mods.type()
     mods.done()
     d, a = m.write(ins, ins.operands[0], kind), m.read(ins, ins.operands[1], "b" + kind[1:])

@@ -294,34 +294,59 @@ def file(folder: Path, to: Path = fixture_files.FOLDER) -> Path:
 
 
 def table(fixture: fixture_files.Fixture) -> str:
-    """Markdown: programs by module, then stages by rung: the share of equal bits, and how much of its ball the worst takes."""
+    """Markdown: device and versions, programs by module, approximate functions, stages by rung over all cells."""
     import stage_compare
+    from cuda_driver import Emulated
+    from programs.program import Within
 
-    lines = [
-        f"{fixture.record['device']['name']}, {fixture.record['date']}",
-        "",
-        "| programs | as the emulator has it | not |",
-        "|---|---|---|",
-    ]
+    record, answers = fixture.record, fixture.index["programs"]
+    versions = ", ".join(f"{n} {record['versions'][n]}" for n in ("torch", "triton", "fla-core"))
+    driver = record["device"].get("driver_version", "none")
+    lines = [f"{record['device']['name']}, driver {driver}, {record['date'][:10]}; {versions}.", "",
+             "| programs | same bits | within the manual's error | refused by both | not as the hardware | not in the capture |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    within = []
     for module in MODULES:
-        found = {
-            n: compare_program(n, fixture)
-            for n in fixture.index["programs"]
-            if n in everything() and everything()[n].group == module
-        }
-        wrong = {n: c for n, c in found.items() if c}
-        lines.append(f"| {module} | {len(found) - len(wrong)} | {'; '.join(f'{n}: {c}' for n, c in wrong.items()) or '-'} |")
-    lines += ["", "| rung, cell, stage | tensor | same bits | compared | worst / radius | |", "|---|---|---|---|---|---|"]
+        of = {n: p for n, p in everything().items() if p.group == module}
+        wrong = {n: c for n in of if n in answers and (c := compare_program(n, fixture))}
+        near = [n for n, p in of.items() if n in answers and n not in wrong and isinstance(p.compare, Within)]
+        traps = [n for n, p in of.items() if p.traps and f"programs {module}: {n}" in record["failed"]]
+        same = len([n for n in of if n in answers]) - len(wrong) - len(near)
+        told = "; ".join(f"{n}: {c}" for n, c in wrong.items()) or "-"
+        left = len(of) - same - len(near) - len(traps) - len(wrong)
+        lines.append(f"| {module} | {same} | {len(near)} | {len(traps)} | {told} | {left} |")
+        within += near
+    lines += ["", "| function | same bits, % | error / allowed: hardware | emulator |", "|---|---|---|---|"]
+    for name in within:
+        program, hardware = kept_program(name, fixture)
+        a, b = hardware["y"], Emulated().run(program)[0]["y"]
+        worst = [f"{program.compare.worst(program.inputs, y):.2f}" for y in (a, b)]
+        lines.append(f"| {name} | {share(int((a.view('u4') == b.view('u4')).sum()), len(a))} | {worst[0]} | {worst[1]} |")
+    lines += ["", "| rung, stage | tensor | cells | same bits, % | least cell | compared | worst / radius |",
+              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    found, seen, wrong = {}, set(), []
     for rung in fixture.index["rungs"]:
         for stage in rung.get("stages", ()):
-            for row in stage_compare.compare(rung, stage, fixture) if stage["launches"] else ():
-                if row.complaint or row.output:
-                    how = "bitwise" if row.bitwise else "ball"
-                    lines.append(
-                        f"| {row.rung} {row.cell} {row.stage} | {row.tensor} | {row.equal / row.elements:.2%} | {how} "
-                        f"| {row.worst:.2f} | {row.complaint} |"
-                    )
-    return "\n".join(lines)
+            if not stage["launches"] or (key := json.dumps(stage, sort_keys=True)) in seen:
+                continue
+            seen.add(key)
+            for row in stage_compare.compare(rung, stage, fixture):
+                if row.output:
+                    found.setdefault((row.rung, row.stage, row.tensor), []).append(row)
+                if row.complaint:
+                    wrong.append(f"{row.rung} {row.cell} {row.stage} {row.tensor}: {row.complaint}")
+    for (rung, stage, tensor), rows in found.items():
+        how = " or ".join(sorted({"bitwise" if r.bitwise else "ball" for r in rows}))
+        least = min(rows, key=lambda r: r.equal / r.elements)
+        whole = share(sum(r.equal for r in rows), sum(r.elements for r in rows))
+        lines.append(f"| {rung} {stage} | {tensor} | {len(rows)} | {whole} | {share(least.equal, least.elements)} | {how} "
+                     f"| {max(r.worst for r in rows):.2f} |")  # fmt: skip
+    return "\n".join([*lines, *(["", "Not as the hardware:", *wrong] if wrong else [])])
+
+
+def share(part: int, whole: int) -> str:
+    """A percentage that says 100 for all and nothing but all."""
+    return "100" if part == whole else f"{min(100 * part / whole, 99.99):.2f}"
 
 
 def main() -> int:

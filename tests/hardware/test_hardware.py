@@ -17,6 +17,7 @@ from programs import everything, uncovered
 from programs.program import emulate
 
 from emulator import EmulatorError
+from ladder.manifest import ROOT
 
 NONE = "no capture from a GPU is filed under tests/hardware/fixtures; capture.py says how one is made"
 TRAP = "CUDA_ERROR_ILLEGAL_INSTRUCTION"
@@ -83,6 +84,21 @@ def test_program(name):
     assert failed is None, failed
     complaint = capture.compare_program(name, fixture())
     assert complaint is None, complaint
+
+
+def test_tensor_maps():
+    """Every bit of the driver's maps: but for bit 1 of word 1, and the L2 promotion, which the programs do not ask for."""
+    for name, answer in fixture().index["programs"].items():
+        for n, kept in answer["maps"].items():
+            ours = int.from_bytes(capture.kept_program(name, fixture())[0].maps[n].encoded(0)[:64], "little")
+            assert ours ^ int.from_bytes(bytes.fromhex(kept), "little") == (1 << 1 | 2 << 17) << 64, name
+
+
+def test_hardware_md_is_about_this_capture():
+    record = fixture().record
+    told = (ROOT / "emulator" / "HARDWARE.md").read_text()
+    assert f"{record['device']['name']}, driver {record['device']['driver_version']}, {record['date'][:10]}" in told
+    assert all(item.split(": ")[1] in told for item in MISSING)
 
 
 @pytest.mark.parametrize("rung, stage", stages())

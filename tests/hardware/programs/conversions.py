@@ -141,7 +141,8 @@ PROGRAMS = [
     *(integral(mode) for mode in ("rni", "rzi", "rmi", "rpi")),
     *(to_integer(mode, kind) for mode, kind in (("rni", "s32"), ("rzi", "s32"), ("rmi", "s32"), ("rpi", "s32"), ("rzi", "u32"))),
     *(from_integer(mode, kind) for mode, kind in (("rn", "s32"), ("rz", "s32"), ("rn", "u32"))),
-    *(between_integers(*pair) for pair in (("s16", "s8"), ("s32", "s8"), ("s32", "s16"), ("s64", "s32"), ("s8", "s32"), ("s8", "s64"),
+    *(between_integers(*pair) for pair in (("s16", "s8"), ("s32", "s8"), ("s32", "s16"), ("s64", "s32"), ("s8", "s32"),
+                                           ("s8", "s64"),
     ("u16", "u32"),
                                            ("u16", "u64"), ("u32", "u64"), ("u64", "u32"), ("u32", "u16"))),
 ]  # fmt: skip

@@ -78,13 +78,24 @@ class Within:
     inputs: tuple[str, ...] = ("x",)
 
     @np.errstate(all="ignore")
-    def complaint(self, inputs: Arrays, hardware: Arrays, emulated: Arrays) -> str | None:
+    def bound(self, inputs: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(exact results, allowed errors, whether the bits count instead)."""
         given = [inputs[n].astype(np.float64) for n in self.inputs]
         if self.ftz:
             given = [np.where(np.abs(x) < 2.0**-126, np.copysign(0.0, x), x) for x in given]
         want = self.exact(*given)
         allowed = np.maximum(np.maximum(self.ulps * ulp32(want), self.relative * np.abs(want)), self.absolute)
-        edge = ~np.isfinite(want) | (np.abs(want) < 2.0**-126) | (np.abs(want) + allowed >= 2.0**128)
+        return want, allowed, ~np.isfinite(want) | (np.abs(want) < 2.0**-126) | (np.abs(want) + allowed >= 2.0**128)
+
+    @np.errstate(all="ignore")
+    def worst(self, inputs: Arrays, y: np.ndarray) -> float:
+        """The largest error over what is allowed."""
+        want, allowed, edge = self.bound(inputs)
+        return float(np.max(np.abs(y.astype(np.float64) - want) / allowed, initial=0.0, where=~edge))
+
+    @np.errstate(all="ignore")
+    def complaint(self, inputs: Arrays, hardware: Arrays, emulated: Arrays) -> str | None:
+        want, allowed, edge = self.bound(inputs)
         for who, y in (("hardware", hardware["y"]), ("emulator", emulated["y"])):
             bad = ~edge & ~(np.abs(y.astype(np.float64) - want) <= allowed)
             if bad.any():
