@@ -132,12 +132,13 @@ class MemoryWatch(Watch):
             self._shared(machine, f, ins, kind, address, nbytes)
         elif space == "global":
             lanes = lambda bad: machine.where(f.where(bad.any(1)))  # noqa: E731
-            at, cta = address.astype(np.int64), machine.cta_of_lane[f.lanes]
-            if "acquire" in ins.parts:
-                self._acquire(self.first + machine.first_cta + cta, at)
+            at, cta, qualifiers = address.astype(np.int64), machine.cta_of_lane[f.lanes], ins.parts
+            me = self.first + machine.first_cta + cta
+            if "acquire" in qualifiers:
+                self._acquire(me.tolist(), at.tolist())
             self._global(machine, kind, at, nbytes, cta, lanes, f.pc)
-            if "release" in ins.parts and kind == "write":
-                self.released |= zip(at.tolist(), ((c, self.clock) for c in (self.first + machine.first_cta + cta).tolist()))
+            if "release" in qualifiers and kind == "write":
+                self.released |= {address: (writer, self.clock) for address, writer in zip(at.tolist(), me.tolist())}
 
     def async_access(self, machine, op, kind, space, cta, address, nbytes, warp=None):
         if space == "global":
@@ -148,7 +149,7 @@ class MemoryWatch(Watch):
             self._barrier_storage(machine, cta, kind, int(at.min()), at, nbytes, op.where)
 
     def _acquire(self, me, at):
-        for reader, address in zip(me.tolist(), at.tolist()):
+        for reader, address in zip(me, at):
             if address in self.released:
                 writer, clock = self.released[address]
                 self.acquired[reader, writer] = max(clock, self.acquired.get((reader, writer), 0))
@@ -156,7 +157,7 @@ class MemoryWatch(Watch):
     def _unordered(self, other, me, last, when):
         """Of the accesses to what another CTA wrote, those that no release and acquire puts in order."""
         pairs = np.stack(np.broadcast_arrays(me, last), -1)[other]
-        known = [self.acquired.get(tuple(p), -1) for p in pairs.tolist()] if self.acquired else -1
+        known = [self.acquired.get(tuple(p), -1) for p in pairs.tolist()]
         out = other.copy()
         out[other] = when[other] > known
         return out
@@ -170,7 +171,7 @@ class MemoryWatch(Watch):
             me = (self.first + machine.first_cta + np.broadcast_to(cta, at.shape))[:, None]
             last = r.writer[cells]
             other = (last >= self.first) & (last != me) & here[:, None]
-            if other.any() and not self.together:
+            if self.acquired and not self.together and other.any():
                 other = self._unordered(other, me, last, r.when[cells])
             if kind == "write" and r.readonly and here.any():
                 self._tell("write into an input", key, r, at, here[:, None] & (last == last), where)

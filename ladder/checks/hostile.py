@@ -16,6 +16,7 @@ import torch
 from kernels.kda import hostile
 from kernels.kda.contract import CHUNK, ContractError, Unsupported
 from kernels.kda.hostile import Spec
+from kernels.kda.oracle import PER_TOKEN
 from ladder.cells import problem_of, seed_for
 from ladder.checks.context import Context, Failure, NotRun, first_difference
 from ladder.judge import starved
@@ -23,7 +24,6 @@ from ladder.judge import starved
 PASSED, REFUSED, INHERITED, FAILED = KINDS = ("passed", "refused", "inherited", "failed")
 SHOWN = 4  # failures told in full
 CUTS = (1, 16, 63, 64, 65, 127, 130)
-PER_TOKEN = ("q", "k", "v", "g", "beta")
 FLA = {"gate": ("cumsum",), "intra": ("chunk_kda_fwd_kernel_i",)}  # stage -> its kernels in fla
 # What is known to go wrong in fla 0.6, and in which stage: found by these very cases, shown by running fla each time.
 UPSTREAM: tuple[tuple[Callable[[Spec], bool], str], ...] = (
