@@ -1,7 +1,8 @@
 """Rung 009: the whole forward in one kernel, and the SMs that no row walks on prepare chunks for those that do.
 
 It reads q, k, v, gate and beta once and writes o and the final state; helpers' chunks pass through L2 besides.
-Equations: kernels/kda/ALGORITHM.md; roles, phases and barriers: forward.py, kda_sm90.py; who prepares what: helpers.py.
+Equations: kernels/kda/ALGORITHM.md; roles, phases and barriers: forward.py, kda_sm90.py (Hopper), kda_sm100.py (Blackwell,
+never timed); who prepares what: helpers.py.
 
 | stage   | kernels     | leaves                     |
 |---------|-------------|----------------------------|
@@ -20,7 +21,7 @@ from _common.cache import CallCache, Plan, Spec
 from _common.cute import Unit
 from kernels.kda.contract import Problem, Stage, dense, kda_op
 
-SOURCES = {"sm_90a": "kda_sm90.py"}
+SOURCES = {"sm_90a": "kda_sm90.py", "sm_100a": "kda_sm100.py", "sm_103a": "kda_sm100.py"}
 CALLS = CallCache()
 EMULATED_SMS = 132  # as many as an H200 has
 # Idle SMs for one that walks; the period that they can serve, and the lead that they need.
