@@ -26,14 +26,17 @@ class Spec:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a kind of call stands for: the compiled callable and the tensors to allocate at each call."""
+    """What a kind of call stands for: the compiled callable, the tensors to allocate at each call, and the callable's
+    scalar arguments, the same at each call."""
 
     run: Callable
     specs: tuple[Spec, ...]
+    scalars: tuple = ()
 
-    def allocate(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Fresh, unwritten tensors, one per spec."""
-        return tuple(torch.empty(s.shape, dtype=s.dtype, device=device) for s in self.specs)
+    def allocate(self, like: torch.Tensor) -> list[torch.Tensor]:
+        """Fresh, unwritten tensors, one per spec, on the device of `like`."""
+        new = like.new_empty  # half of torch.empty's argument parsing
+        return [new(s.shape, dtype=s.dtype) for s in self.specs]
 
 
 class CallCache:

@@ -58,7 +58,7 @@ def costs(module, inputs) -> dict[str, float]:
         last(problem, x)
 
     def remarshalled():
-        plan.allocate(problem.device)
+        plan.allocate(inputs.call()["q"])
         run(*(tvm_ffi.from_dlpack(a) if isinstance(a, torch.Tensor) else a for a in arguments[0]))
 
     call = inputs.call()

@@ -118,15 +118,15 @@ def state(p: Problem, x: dict) -> dict:
     operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["g2"], *dense(p, x, "initial_state"))
     where = target.current()
     plan = CALLS.plan((p, where), partial(plan_state, where, p))
-    o, final_state = plan.allocate(p.device)
-    plan.run(*operands, o, final_state, p.scale)
+    o, final_state = plan.allocate(x["u"])
+    plan.run(*operands, o, final_state, *plan.scalars)
     return {"o": o, "final_state": final_state}
 
 
 def plan_state(where: target.Target, p: Problem) -> Plan:
     wide = p.V % 128 == 0 and p.B * p.HV * p.V // 64 > SMS  # 128 moves the fewest bytes, 64 gives twice the CTAs
     run = where.load(unit(where.arch, p.K, p.V, str(p.io_dtype).removeprefix("torch."), p.initial_state, wide))
-    return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
+    return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)), (p.scale,))
 
 
 STAGES = (

@@ -70,12 +70,11 @@ def unsupported(p: Problem) -> str | None:
 
 def prep(p: Problem, x: dict) -> dict:
     """Everything up to the state scan, in one kernel."""
-    *operands, dt_bias = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias")
-    dt_bias = None if dt_bias is None else dt_bias.view(-1)
+    operands = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias")
     where = target.current()
     plan = CALLS.plan((p, where, "prep"), partial(plan_prep, where, p))
-    qg, kg, w, u, Aqk, gl = outputs = plan.allocate(p.device)
-    plan.run(*operands, dt_bias, *outputs, p.scale, p.lower_bound or 0.0)
+    qg, kg, w, u, Aqk, gl = outputs = plan.allocate(x["q"])
+    plan.run(*operands, *outputs, *plan.scalars)
     return {"qg": qg, "kg": kg, "w": w, "u": u, "Aqk": Aqk, "gl": gl}
 
 
@@ -88,7 +87,8 @@ def plan_prep(where: target.Target, p: Problem) -> Plan:
               "dt_bias": "dt_bias" in p.dtypes}  # fmt: skip
     run = where.load(prep_unit(where.arch, **params))
     keys, values, scores = (Spec((p.B, p.T, p.HV, n), p.io_dtype) for n in (p.K, p.V, CHUNK))
-    return Plan(run, (keys, keys, keys, values, scores, Spec((p.B, p.NT, p.HV, p.K), torch.float32)))
+    outputs = keys, keys, keys, values, scores, Spec((p.B, p.NT, p.HV, p.K), torch.float32)
+    return Plan(run, outputs, (p.scale, p.lower_bound or 0.0))
 
 
 def state(p: Problem, x: dict) -> dict:
@@ -96,14 +96,14 @@ def state(p: Problem, x: dict) -> dict:
     operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["gl"], *dense(p, x, "initial_state"))
     where = target.current()
     plan = CALLS.plan((p, where, "state"), partial(plan_state, where, p))
-    o, final_state = plan.allocate(p.device)
-    plan.run(*operands, o, final_state, p.scale)
+    o, final_state = plan.allocate(x["u"])
+    plan.run(*operands, o, final_state, *plan.scalars)
     return {"o": o, "final_state": final_state}
 
 
 def plan_state(where: target.Target, p: Problem) -> Plan:
     run = where.load(state_unit(where.arch, p.K, p.V, str(p.io_dtype).removeprefix("torch."), p.initial_state))
-    return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
+    return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)), (p.scale,))
 
 
 STAGES = (Stage("prep", ("kda_prep",), prep), Stage("state", ("kda_state",), state))

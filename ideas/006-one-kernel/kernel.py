@@ -63,12 +63,11 @@ def unsupported(p: Problem) -> str | None:
 
 
 def forward(p: Problem, x: dict) -> dict:
-    *operands, dt_bias, h0 = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
-    dt_bias = None if dt_bias is None else dt_bias.view(-1)
+    operands = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
     where = target.current()
     plan = CALLS.plan((p, where), partial(plan_forward, where, p))
-    o, final_state = plan.allocate(p.device)
-    plan.run(*operands, dt_bias, h0, o, final_state, p.scale, p.lower_bound or 0.0)
+    o, final_state = plan.allocate(x["q"])
+    plan.run(*operands, o, final_state, *plan.scalars)
     return {"o": o, "final_state": final_state}
 
 
@@ -80,7 +79,8 @@ def plan_forward(where: target.Target, p: Problem) -> Plan:
               "beta_sigmoid": p.beta_sigmoid, "g_dtype": name("g"), "beta_dtype": name("beta"),
               "dt_bias": "dt_bias" in p.dtypes, "has_h0": p.initial_state, "v_tile": v_tile(p.V)}  # fmt: skip
     run = where.load(unit(where.arch, **params))
-    return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
+    outputs = Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)
+    return Plan(run, outputs, (p.scale, p.lower_bound or 0.0))
 
 
 STAGES = (Stage("forward", ("kda_forward",), forward),)

@@ -91,17 +91,18 @@ def multiprocessors(device: torch.device) -> int:
 
 def prep(p: Problem, x: dict) -> dict:
     """Everything up to the state scan, in one kernel."""
-    *operands, dt_bias = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias")
-    dt_bias = None if dt_bias is None else dt_bias.view(-1)
-    where, fades = target.current(), segment_length(p) < p.NT
-    plan = CALLS.plan((p, where, "prep"), partial(plan_prep, where, p, fades))
-    outputs = plan.allocate(p.device)
-    plan.run(*operands, dt_bias, *outputs[:6], outputs[6] if fades else None, p.scale, p.lower_bound or 0.0)
-    names = ("qg", "kg", "w", "u", "Aqk", "gl", "fade")
-    return dict(zip(names, outputs if fades else (*outputs, None), strict=True))
+    operands = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias")
+    where = target.current()
+    plan = CALLS.plan((p, where, "prep"), partial(plan_prep, where, p))
+    qg, kg, w, u, Aqk, gl, *fade = plan.allocate(x["q"])
+    fade = fade[0] if fade else None
+    plan.run(*operands, qg, kg, w, u, Aqk, gl, fade, *plan.scalars)
+    return {"qg": qg, "kg": kg, "w": w, "u": u, "Aqk": Aqk, "gl": gl, "fade": fade}
 
 
-def plan_prep(where: target.Target, p: Problem, fades: bool) -> Plan:
+def plan_prep(where: target.Target, p: Problem) -> Plan:
+    fades = segment_length(p) < p.NT
+
     def name(tensor: str) -> str:
         return str(p.dtypes[tensor]).removeprefix("torch.")
 
@@ -111,7 +112,8 @@ def plan_prep(where: target.Target, p: Problem, fades: bool) -> Plan:
     run = where.load(prep_unit(where.arch, **params))
     keys, values, scores = (Spec((p.B, p.T, p.HV, n), p.io_dtype) for n in (p.K, p.V, CHUNK))
     bound = (Spec((p.B, p.NT, p.HV), torch.float32),) if fades else ()
-    return Plan(run, (keys, keys, keys, values, scores, Spec((p.B, p.NT, p.HV, p.K), torch.float32), *bound))
+    outputs = keys, keys, keys, values, scores, Spec((p.B, p.NT, p.HV, p.K), torch.float32), *bound
+    return Plan(run, outputs, (p.scale, p.lower_bound or 0.0))
 
 
 def state(p: Problem, x: dict) -> dict:
@@ -119,16 +121,18 @@ def state(p: Problem, x: dict) -> dict:
     operands = (x["qg"], x["w"], x["kg"], x["u"], x["Aqk"], x["gl"], x["fade"], *dense(p, x, "initial_state"))
     where = target.current()
     plan = CALLS.plan((p, where, "state"), partial(plan_state, where, p))
-    o, final_state = plan.allocate(p.device)
-    plan.run(*operands, o, final_state, p.scale, segment_length(p))
+    o, final_state = plan.allocate(x["u"])
+    plan.run(*operands, o, final_state, *plan.scalars)
     return {"o": o, "final_state": final_state}
 
 
 def plan_state(where: target.Target, p: Problem) -> Plan:
+    length = segment_length(p)
     params = {"K": p.K, "V": p.V, "dtype": str(p.io_dtype).removeprefix("torch."),
-              "segmented": segment_length(p) < p.NT, "has_h0": p.initial_state}  # fmt: skip
+              "segmented": length < p.NT, "has_h0": p.initial_state}  # fmt: skip
     run = where.load(state_unit(where.arch, **params))
-    return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)))
+    outputs = Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)
+    return Plan(run, outputs, (p.scale, length))
 
 
 STAGES = (Stage("prep", ("kda_prep",), prep), Stage("state", ("kda_state",), state))

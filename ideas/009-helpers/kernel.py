@@ -71,15 +71,13 @@ def shipment(K: int) -> int:
 
 
 def forward(p: Problem, x: dict) -> dict:
-    *operands, dt_bias, h0 = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
-    dt_bias = None if dt_bias is None else dt_bias.view(-1)
+    operands = dense(p, x, "q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
     where = target.current()
     plan = CALLS.plan((p, where), partial(plan_forward, where, p))
-    o, final_state, shipped, arrived = plan.allocate(p.device)
-    helpers = helpers_of(p)
-    if helpers[0]:
+    o, final_state, shipped, arrived = plan.allocate(x["q"])
+    if len(arrived):
         arrived.zero_()
-    plan.run(*operands, dt_bias, h0, o, final_state, shipped, arrived, *helpers, p.scale, p.lower_bound or 0.0)
+    plan.run(*operands, o, final_state, shipped, arrived, *plan.scalars)
     return {"o": o, "final_state": final_state}
 
 
@@ -111,8 +109,9 @@ def plan_forward(where: target.Target, p: Problem) -> Plan:
     run = where.load(unit(where.arch, **params))
     helpers, period, lead = helpers_of(p)
     tasks = p.B * p.HV * ((p.NT - lead) // period) if helpers else 0
-    return Plan(run, (Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32),
-                      Spec((tasks, shipment(p.K)), torch.uint8), Spec((tasks,), torch.int32)))  # fmt: skip
+    outputs = Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)
+    scratch = Spec((tasks, shipment(p.K)), torch.uint8), Spec((tasks,), torch.int32)
+    return Plan(run, outputs + scratch, (helpers, period, lead, p.scale, p.lower_bound or 0.0))
 
 
 STAGES = (Stage("forward", ("kda_forward",), forward),)

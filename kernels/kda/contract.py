@@ -20,6 +20,7 @@ CHUNK = 64  # tokens per chunk of the chunked form (ALGORITHM.md); g2, Aqk and A
 FLOATS = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda", "cpu")
 ALIGNMENT = 16  # bytes; what TMA and 16-byte vector accesses ask for
+FLAGS = ("scale", "output_final_state", "l2norm", "use_gate", "beta_sigmoid", "safe_gate", "lower_bound")  # of bind
 _PROBLEMS_KEPT = 256  # distinct call signatures remembered per operator
 
 
@@ -33,7 +34,7 @@ class Unsupported(NotImplementedError):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One KDA forward problem, as far as shapes, dtypes, strides, alignment, devices and flags tell; no values.
+    """One KDA forward problem, as far as shapes, dtypes, layouts, alignment, devices and flags tell; no values.
 
     A rung gets the same object for calls alike in all of these (for as long as it is remembered), so that what the rung derives from
     it can be kept under it: two problems are equal only if they are the same object.
@@ -51,7 +52,6 @@ class Problem:
     K: int
     V: int
     dtypes: Mapping[str, torch.dtype]
-    strides: Mapping[str, tuple[int, ...]]
     device: torch.device
     scale: float
     gate: str
@@ -137,13 +137,16 @@ def bind(tensors: Mapping[str, torch.Tensor | None], *, scale: float | None, out
     return Problem(
         B=B, T=T, H=H, HV=HV, K=K, V=V,
         dtypes=MappingProxyType({name: t.dtype for name, t in given.items()}),
-        strides=MappingProxyType({name: t.stride() for name, t in given.items()}),
         device=given["q"].device, scale=K**-0.5 if scale is None else float(scale),
         gate=("safe" if safe_gate else "softplus") if use_gate else "log",
         lower_bound=lower_bound, safe_gate=safe_gate, l2norm=l2norm, beta_sigmoid=beta_sigmoid,
         initial_state="initial_state" in given, output_final_state=output_final_state,
-        loose=frozenset(name for name, t in given.items() if not t.is_contiguous() or t.data_ptr() % ALIGNMENT),
+        loose=frozenset(name for name, t in given.items() if not _dense(t)),
     )  # fmt: skip
+
+
+def _dense(t: torch.Tensor) -> bool:
+    return t.is_contiguous() and not t.data_ptr() % ALIGNMENT
 
 
 def _check_dtypes(given: Mapping[str, torch.Tensor]) -> None:
@@ -177,8 +180,8 @@ def kda_op(stages: tuple[Stage, ...], unsupported: Callable[[Problem], str | Non
     reason. The returned function's docstring states the contract."""
     problems: OrderedDict[tuple, Problem] = OrderedDict()  # signature -> accepted problem; holds no tensor
 
-    def admit(signature: tuple, tensors: dict[str, torch.Tensor | None], flags: dict[str, Any]) -> Problem:
-        problem = bind(tensors, **flags)
+    def admit(signature: tuple | None, tensors: dict[str, torch.Tensor | None], flags: tuple) -> Problem:
+        problem = bind(tensors, **dict(zip(FLAGS, flags, strict=True)))
         if reason := unsupported(problem):
             raise Unsupported(reason)
         problems[signature] = problem
@@ -204,28 +207,32 @@ def kda_op(stages: tuple[Stage, ...], unsupported: Callable[[Problem], str | Non
         Returns (o [B,T,HV,V] in q's dtype, final state [B,HV,K,V] fp32 or None); both fresh at each call.
         Raises ContractError for a malformed call and Unsupported, naming the argument, for what is not implemented.
         """
-        for name, value in refused.items():
-            if value is not None and value is not False:
-                raise Unsupported(f"{name}: given {_brief(value)}, not implemented by the ladder; accepted: leave it out")
-        tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta,
-                   "initial_state": initial_state, "A_log": A_log, "dt_bias": dt_bias}  # fmt: skip
+        if refused:
+            _refuse(refused)
+        tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "A_log": A_log, "dt_bias": dt_bias}
         flags = (scale, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
                  safe_gate, lower_bound)  # fmt: skip
+        grad = torch.is_grad_enabled()
         try:
-            signature = (flags, torch.is_grad_enabled(), *(
-                (t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.data_ptr() % ALIGNMENT) if isinstance(t, torch.Tensor) else type(t)
-                for t in tensors.values()))  # fmt: skip
-            problem = problems.get(signature)
-        except (RuntimeError, TypeError):  # a tensor without strides, or a flag that cannot be hashed: bind says which
+            problem = problems.get(signature := (flags, *[
+                None if t is None else (t.size(), t.dtype, t.device, _dense(t), grad and t.requires_grad)
+                for t in tensors.values()]))  # fmt: skip
+        except (AttributeError, RuntimeError, TypeError):  # no dense tensor, or a flag that cannot be hashed: bind says which
             signature = problem = None
-        problem = problem or admit(signature, tensors, {
-            "scale": scale, "output_final_state": output_final_state, "l2norm": use_qk_l2norm_in_kernel,
-            "use_gate": use_gate_in_kernel, "beta_sigmoid": use_beta_sigmoid_in_kernel, "safe_gate": safe_gate,
-            "lower_bound": lower_bound})  # fmt: skip
+        if problem is None:
+            problem = admit(signature, tensors, flags)
+        if dt_bias is not None and dt_bias.dim() == 2:
+            tensors["dt_bias"] = dt_bias.reshape(-1)
         x = run_stages(stages, problem, tensors)
         return x["o"], x["final_state"] if output_final_state else None
 
     return chunk_kda
+
+
+def _refuse(keywords: Mapping[str, Any]) -> None:
+    for name, value in keywords.items():
+        if value is not None and value is not False:
+            raise Unsupported(f"{name}: given {_brief(value)}, not implemented by the ladder; accepted: leave it out")
 
 
 def dense(problem: Problem, x: Mapping[str, Any], *names: str) -> list[torch.Tensor | None]:
@@ -237,7 +244,7 @@ def dense(problem: Problem, x: Mapping[str, Any], *names: str) -> list[torch.Ten
 
 def run_stages(stages: tuple[Stage, ...], problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Every tensor by name after `stages` have run in order on `tensors`."""
-    x = dict(tensors)
+    x = {**tensors}
     for stage in stages:
         x.update(stage.run(problem, x))
     return x

@@ -143,7 +143,7 @@ def test_make_best_runs_it():
 
 
 def problem(T=8192, HV=96, B=1, K=128, V=128, gate="safe", safe=True) -> Problem:
-    return Problem(B, T, HV, HV, K, V, {"q": torch.bfloat16}, {}, torch.device("cpu"), 1.0,
+    return Problem(B, T, HV, HV, K, V, {"q": torch.bfloat16}, torch.device("cpu"), 1.0,
                    gate, None, safe, True, True, False, True)  # fmt: skip
 
 

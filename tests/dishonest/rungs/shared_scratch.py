@@ -12,6 +12,9 @@ def chunk_kda(**call):
     v = call["v"]
     scratch = SCRATCH.setdefault((v.shape, v.dtype, v.device), torch.empty_like(v))
     scratch.copy_(v)
-    for _ in range(50 if v.is_cuda else 5):  # long enough for another call to come between
+    if v.is_cuda:  # long enough for another call to come between
+        torch.cuda._sleep(20_000_000)
+        return honest(**{**call, "v": scratch})
+    for _ in range(5):
         answer = honest(**{**call, "v": scratch})
     return answer
