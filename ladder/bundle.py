@@ -73,6 +73,9 @@ tail -n 3 "$kept"/check-*.log
 python3 -m ladder bench "${rungs[@]}" --rivals --stages --records "$kept" || failed=1
 python3 -m ladder precision "${rungs[@]}" --rivals --records "$kept" || failed=1
 python3 -m ladder.call_cost | tee "$kept/call-cost.log"
+for part in "dishonest runner" hostile; do  # in processes of their own: large inputs need the memory to themselves
+  python3 -m pytest -m gpu -o addopts= $(printf 'tests/%s ' $part) --record "$kept/tests-$(date -u +%Y%m%dT%H%M%SZ).json" || failed=1
+done
 rm -f "$out"/triton-cache.tgz.*
 tar -C "$bundle" -czf - triton-cache | split -b 15m - "$out/triton-cache.tgz."
 exit $failed
@@ -120,8 +123,8 @@ def make(dest: Path, arch: str = "sm_90a", python: str = "3.12", assumed: Iterab
 
 
 def collect(source: Path, root: Path = ROOT) -> list[Path]:
-    """File every record found under `source`, or in a records.tgz there, with its rung, in ideas/NNN-slug/records/; what is
-    there already stays. Returns the new paths. Raises BundleError naming the file that is no record or whose rung is
+    """File every record found under `source`, or in a records.tgz there, with its rung, in ideas/NNN-slug/records/, one of
+    tests (tests-*.json) in tests/records/; what is there already stays. Returns the new paths. Raises BundleError naming the file that is no record or whose rung is
     unknown; then nothing is filed."""
     ladder = manifest.load(root)
     folders = {rung.name: ladder.folder(rung) for rung in ladder.rungs.values()}
@@ -135,8 +138,13 @@ def collect(source: Path, root: Path = ROOT) -> list[Path]:
                 raise BundleError(f"{archive.name}: cannot be unpacked: {e}") from e
         for path in sorted([*Path(source).rglob("*.json"), *Path(unpacked).rglob("*.json")]):
             try:
+                if path.name.startswith("tests-"):
+                    data, target = json.loads(path.read_text()), root / "tests" / "records" / path.name
+                    if not target.exists():
+                        filed[target] = data
+                    continue
                 data = record.read(path)
-            except record.RecordError as e:
+            except (record.RecordError, ValueError) as e:
                 raise BundleError(f"{path.name}: {e}") from e
             if data["rung"] not in folders:
                 raise BundleError(f"{path.name}: is of rung {data['rung']!r}, accepted: {', '.join(folders)}")

@@ -111,8 +111,12 @@ def test_the_box_without_a_gpu_says_so(forge):
         assert b" 0 failed" in tar.extractfile("./check-1.log").read()
     for name in ("ideas", "ladder.yaml"):
         shutil.move(box / "code" / name, forge.root / name)
-    found = [record.read(path) for path in bundle.collect(box / "out", forge.root)]
+    filed = bundle.collect(box / "out", forge.root)
+    found = [record.read(path) for path in filed if path.parent.parent.name == "001-one"]
     assert sorted((r["kind"], r["rung"]) for r in found) == [("check", "001-one"), ("precision", "001-one")]
+    tests = [json.loads(path.read_text()) for path in filed if path.parent == forge.root / "tests" / "records"]
+    assert len(tests) == 2 and all(t["complete"] and t["outcomes"] and t["code_hash"] for t in tests)
+    assert {o["outcome"] for t in tests for o in t["outcomes"].values()} == {"skipped"}
 
 
 def test_a_run_that_is_cut_short_leaves_its_records(tmp_path):
