@@ -7,6 +7,8 @@ Python goes on, without waiting for the device:
 * planned anew: the cache emptied before each call, so that the plan is made and the unit looked up again;
 * re-marshalled: the cached plan, but every argument wrapped by `tvm_ffi.from_dlpack` in Python first;
 * whole call: all stages of `chunk_kda`, contract included.
+
+A line with the cost of one torch.empty comes first: hosts differ by a factor of two, and it tells by how much.
 """
 
 from __future__ import annotations
@@ -79,6 +81,7 @@ def main(numbers: list[int]) -> None:
     ladder = manifest.load()
     drawn = inputs.make(Case("one-chunk", 1, 64, 1, 1, 128, 128), "strong", "prod", seed=0, device="cuda")
     with torch.no_grad():
+        print(f"torch.empty:  {microseconds(lambda: torch.empty((1, 64, 1, 128), dtype=torch.bfloat16, device='cuda')):.1f} us")
         for number in numbers:
             rung = ladder.rung(number)
             row = costs(loader.load(ladder.folder(rung)).module, drawn)
