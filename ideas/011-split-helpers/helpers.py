@@ -1,0 +1,143 @@
+"""Who prepares which chunk, and how a chunk that another CTA prepared arrives.
+
+Of a row (batch, value head) its own CTA prepares the first `lead` chunks, while the helpers get ahead; then `own` and a
+helper the `run` that follow, in turn. own = 0: the helpers all after the lead,
+which must not be 0 then; the row goes at SCAN's pace. A CTA's n-th job:
+
+    own     the n-th chunk of its row that is no helper's
+    helper  task bid + helpers * n, tasks in the order of chunks, rows side by side: all rows need their first ones first
+
+Without helpers every chunk is its own CTA's. Helpers have the lowest block numbers and wait for nobody, so that they run
+whenever anyone waits for them. A chunk's operands travel as they lie in a slot, by bulk copies through L2.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, select_
+
+from . import ptx
+from .tiles import SLOTS
+
+
+class Helpers:
+    """Jobs, and the role FINISH, in SCAN's place in a helper."""
+
+    def jobs(self, plan) -> Int32:
+        """How many this CTA has."""
+        after, period = plan.chunks - plan.lead, plan.own + plan.run
+        theirs = after // period * plan.run + cutlass.max(after % period - plan.own, 0)  # of a row
+        tasks = theirs * plan.rows
+        mine = (tasks - plan.bid + plan.helpers - 1) // cutlass.max(plan.helpers, 1)
+        return select_(plan.helps, mine, plan.chunks - theirs)
+
+    def first_job(self, plan) -> SimpleNamespace:
+        """chunk c of batch b and value head hv; u: its place among the chunks of its own kind that stand together (`lead`
+        of them negative)."""
+        row, turn = select_(plan.helps, plan.bid % plan.rows, plan.row), plan.bid // plan.rows
+        c = select_(plan.helps, plan.lead + plan.own + turn + turn // plan.run * plan.own, Int32(0))
+        return SimpleNamespace(c=c, b=row // plan.HV, hv=row % plan.HV, u=select_(plan.helps, turn % plan.run, -plan.lead))
+
+    def next_job(self, plan, job) -> SimpleNamespace:
+        """plan.step = (chunks, places, batches, heads) on: without a division, which would cost as much as a phase. Of a
+        row (1, 1, 0, 0). What stands between two chunks of a kind is a group of the other kind."""
+        chunks, places, batches, heads = plan.step
+        hv = job.hv + heads
+        over = hv >= plan.HV
+        b = job.b + batches + select_(over, Int32(1), Int32(0))
+        round = b >= plan.B
+        carry = select_(round, Int32(1), Int32(0))
+        u = job.u + places + carry
+        last = u >= plan.group
+        return SimpleNamespace(
+            c=job.c + chunks + carry + select_(last, plan.others, Int32(0)), u=u - select_(last, plan.group, Int32(0)),
+            b=b - select_(round, plan.B, Int32(0)), hv=hv - select_(over, plan.HV, Int32(0)),
+        )  # fmt: skip
+
+    def place_of(self, plan, job, n: Int32):
+        """Slot and phase of the ring of a CTA's n-th job."""
+        turn = select_(plan.helps, n, job.c)
+        return turn % SLOTS, (turn // SLOTS) & 1
+
+    @cute.jit
+    def finish_jobs(self, at, bars, warp: Int32):
+        for n in cutlass.range(self.jobs(at.plan), unroll=1):
+            self.finish(at, bars, warp, n)
+
+    @cute.jit
+    def finish(self, at, bars, warp: Int32, n: Int32):
+        """B to E of a helper's n-th chunk, and its operands out: all but -A while the inverse is in the making."""
+        plan, warps = at.plan, self.threads_scan // 32
+        slot, phase = n % SLOTS, (n // SLOTS) & 1
+        task = plan.bid + plan.helpers * n
+        to = plan.shipped + Int64(task) * self.shipment
+        smem = SimpleNamespace(**at.address)
+        lane = ptx.fresh(cute.arch.thread_idx()[0]) % 32
+        x = SimpleNamespace(**vars(smem) | self.operands_at(smem, slot) | self.workplace(smem, slot), warp=warp, lane=lane)
+        cute.arch.mbarrier_wait(bars.ready + slot, phase)
+        self.score(x, warps, self.meet_finish)
+        if warp >= warps - 4:
+            self.scale_operands(x, (warp - (warps - 4)) * 32 + lane)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier(barrier_id=3, number_of_threads=128)
+            self.send(at.address, warp, slot, to, False)
+        if warp < 4:
+            self.invert(x)
+            cute.arch.fence_proxy("async.shared", space="cta")
+        self.meet_finish()
+        self.send(at.address, warp, slot, to, True)
+        if warp == warps - 1:
+            with cute.arch.elect_one():
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+                cute.arch.mbarrier_arrive(bars.free + slot)
+                cute.arch.cp_async_bulk_wait_group(0, read=False)
+                ptx.store_release(plan.arrived + Int64(task) * 4, Int32(1))
+
+    def meet_finish(self) -> None:
+        """All of FINISH."""
+        cute.arch.barrier(barrier_id=4, number_of_threads=self.threads_scan)
+
+    @cute.jit
+    def send(self, address, warp: Int32, slot: Int32, to: Int64, inverse: cutlass.Constexpr):
+        """-A, or all others, by the last warp's elected lane."""
+        if warp == self.threads_scan // 32 - 1:
+            with cute.arch.elect_one():
+                done = 0
+                for name, size in self.cargo:
+                    if cutlass.const_expr((name == "inverse") == inverse):
+                        ptx.copy_out(to + done, address[name] + slot * size, size)
+                    done += size
+                cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def receive(self, x, first: Int32, end: Int32):
+        """Chunks first to end - 1, a run of the helpers', into their slots. Every thread of PREP waits until a slot is free,
+        so that none arrives for a chunk before all have for the one two before it; the last warp's first lane loads."""
+        plan = x.plan
+        receiver = x.tid == self.threads_prep - 32
+        task = (first - plan.lead) // (plan.own + plan.run) * plan.run * plan.rows + plan.row
+        for c in cutlass.range(first, end, unroll=1):
+            slot, phase = c % SLOTS, (c // SLOTS) & 1
+            ready = x.bars.ready + slot
+            if receiver:
+                self.await_shipment(plan.arrived + Int64(task) * 4)
+            cute.arch.mbarrier_wait(x.bars.free + slot, phase ^ 1)
+            if receiver:
+                cute.arch.mbarrier_arrive_and_expect_tx(ready, self.shipment)
+                source, done = plan.shipped + Int64(task) * self.shipment, 0
+                for name, size in self.cargo:
+                    ptx.copy_in(getattr(x, name) + slot * size, source + done, size, ready.toint())
+                    done += size
+            else:
+                cute.arch.mbarrier_arrive(ready)
+            task += plan.rows
+
+    @cute.jit
+    def await_shipment(self, flag: Int64):
+        there = ptx.load_acquire(flag)
+        while there == 0:
+            there = ptx.load_acquire(flag)
+        cute.arch.fence_proxy("async")
