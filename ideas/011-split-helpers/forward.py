@@ -3,7 +3,8 @@ state out.
 
 One CTA walks all chunks of C = 64 tokens of one (batch, value head, V tile of 64 or 128). PREP prepares chunk c + 1 in
 shared memory while SCAN applies chunk c to the state, which stays in SCAN's registers. On SMs that would stand idle a
-helper's PREP prepares chunks for all rows, and SHIP, in SCAN's place, sends them through L2 (helpers.py).
+helper prepares chunks for all rows: PREP as far as A2, FINISH, in SCAN's place, the rest, and sends them through L2
+(helpers.py).
 The preparation's algebra is that of rung 005, decays in log2 units, rows in four blocks of 16:
 
     l       log decay of a row and channel, 0 for rows past T;  L = its inclusive cumsum inside the block
@@ -32,12 +33,14 @@ h_0 is `h0` or zero; after the last chunk h is written to `ht`. Tokens past T ar
        (TMA)         last warp                                                raw q, k of chunk c + 1
     B  scores        warp = block pair            qF, kF, kD                  Aqk; -L as two bf16 over kD; L fp32
        (TMA)         last warp                                                gate of chunk c + 1, over its kg (and kF),
-                                                                              or over kD after a helper's chunk
+                                                                              or over kD before a helper's chunk
     D  diagonal      front: lane = column         L fp32                      D split; diagonal blocks of -A
        times 2^N_b   back                         qF, kF                      qG, kG in their place
     E  off-diagonal  front: warp = block column   -L, D                       -A
 PREP has K / 16 warps. Front are the first four of them, back the last four; with K = 64 they are the same. The back
-goes on to A1 of the next chunk while the front inverts. MMA: mma.sync m16n8k16.
+goes on to A1 of the next chunk while the front inverts. In a helper FINISH does B to E, and PREP goes on with A1 and A2 in
+another workplace {kD, scales, norms, q_i . k_i, L}; its gate has a place of its own, unless it is wide, and comes during A2;
+the row products follow the cumsum. MMA: mma.sync m16n8k16.
 
     operand of SCAN   smem view        major     bytes         used as
     kG, qG            (64 token, K)    K         [token, K]    B of R, O: contraction over K
@@ -51,11 +54,12 @@ once, at the start.
     mbarrier  ring  count                         arrives                               waits
     raw       1     1 + bytes                     PREP's last warp (q, k)               PREP before A1
     gate      1     1 + bytes                     PREP's last warp                      PREP before the cumsum
-    ready     2     threads of PREP (+ bytes)     PREP, every lane, after its last phase SCAN (SHIP)
+    ready     2     threads of PREP (+ bytes)     PREP, every lane, after its last phase SCAN (FINISH)
                                                   (a helper's chunk: when it is due; its bytes)
-    free      2     threads of SCAN; of SHIP 1    SCAN, every lane, after its last read PREP before it (or a copy) writes
+    free      2     threads of SCAN; FINISH: 1    SCAN, every lane, after its last read PREP before it (or a copy) writes
+                                                  (FINISH, one, when a chunk has been read)
     value     2 x 64 columns of V, 1 + bytes      SCAN (v)                              SCAN
-    bar.sync  0: all, once; 1: PREP between phases; 2: its front between D and E; from 3 on: SCAN's
+    bar.sync  0: all, once; 1: PREP between phases; 2: between D and E; from 3 on: SCAN's; FINISH: 3 last four warps, 4 all
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Who prepares which chunk, and how a chunk that another CTA prepared arrives.
 
-Of a row (batch, value head) its own CTA prepares the first `lead` chunks, while the helpers get ahead; then `own` and a
-helper the `run` that follow, in turn. own = 0: the helpers all after the lead,
-which must not be 0 then; the row goes at SCAN's pace. A CTA's n-th job:
+Of a row (batch, value head) its own CTA prepares the first `lead` chunks, while the helpers get ahead; then it prepares `own`
+and the helpers the `run` that follow, in turn. With own = 0, the lead at least 1, the row goes at SCAN's pace. A CTA's n-th job:
 
     own     the n-th chunk of its row that is no helper's
     helper  task bid + helpers * n, tasks in the order of chunks, rows side by side: all rows need their first ones first
