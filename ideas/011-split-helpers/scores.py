@@ -18,10 +18,14 @@ class Scores:
         pairs = [x.warp + warps * i for i in range(0 if self.dyadic else 8 // warps)]
         first = 4 if self.dyadic else 8
         strips = [x.warp + warps * i for i in range(4 * (10 - first) // warps)]
-        scores = [self.pair_scores(x, p) for p in pairs]
+        scores, at_once = [], len(pairs) > 1  # kept until all are done, several pairs would spill
+        for p in pairs:
+            scores.append(self.pair_scores(x, p))
+            if at_once:
+                self.put_pair(x, scores[-1], p, True)
         slices = [self.strip_scores(x, m, first) for m in strips]
         for part in range(2):
-            for i in range(len(pairs)):
+            for i in range(0 if at_once and part == 0 else len(pairs)):
                 self.put_pair(x, scores[i], pairs[i], part == 0)
             for i in range(len(strips)):
                 self.put_strip(x, slices[i], strips[i], first, part == 0)
