@@ -1,5 +1,5 @@
-"""Every synchronisation of rung 009's Blackwell PTX outside of SCAN, between a helper and the row that takes its chunks
-among them, taken out one at a time: the emulator finds each."""
+"""Every synchronisation of PREP, SHIP and `receive`, and what starts and ends SCAN's, taken out of rung 009's Blackwell PTX
+one at a time: the emulator finds each."""
 
 from pathlib import Path
 
