@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 
 from _common.codehash import ROOT, file_hash
-from _common.resources import dropped_wgmma
+from _common.resources import wgmma_faults
 
 BUILD = ROOT / ".build"
 TOOLCHAIN = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
@@ -141,8 +141,8 @@ def _compile(unit: Unit, folder: Path) -> None:
     compiled.export_to_c(str(folder / "unit.o"), unit.name)
     subprocess.run(["cc", "-shared", "-o", "unit.so", "unit.o"], cwd=folder, check=True, capture_output=True)
     ptx, cubin = compiled.__ptx__, compiled.__cubin__
-    if dropped := dropped_wgmma(ptx, cubin):
-        raise CompileError(f"{unit}: {'; '.join(dropped)}")
+    if faults := wgmma_faults(ptx, cubin):
+        raise CompileError(f"{unit}: {'; '.join(faults)}")
     for file in folder.iterdir():
         if file.name != "unit.so":
             file.unlink()

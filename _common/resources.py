@@ -29,6 +29,7 @@ _FUNCTION = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LO
 _ENTRY = re.compile(r"\.entry ([\w$]+)(.*?)(?=\.entry |\Z)", re.DOTALL)
 _SASS = re.compile(r"Function : ([\w$]+)(.*?)(?=Function : |\Z)", re.DOTALL)
 _PRODUCT = re.compile(r"\b[HIQB]GMMA\..*")
+_FENCE = "WARPGROUP.ARRIVE"
 _HOLE = "gdesc[URZ]"  # what stands for a group of products that were removed
 
 
@@ -38,20 +39,25 @@ def resources(cubin: bytes | Path) -> list[Resources]:
             for name, reg, stack, shared, local in _FUNCTION.findall(_cuobjdump("--dump-resource-usage", cubin))]  # fmt: skip
 
 
-def dropped_wgmma(ptx: str, cubin: bytes | Path) -> list[str]:
-    """One line per kernel of whose wgmma ptxas kept fewer than there are in the PTX, or of whose groups it emptied one. It takes
-    the results of two products in the same registers for one value at times; the hardware's answer is then wrong although
-    the PTX is right."""
-    asked = {kernel: body.count("wgmma.mma_async") for kernel, body in _ENTRY.findall(ptx)}
-    if not any(asked.values()):
+def wgmma_faults(ptx: str, cubin: bytes | Path) -> list[str]:
+    """What ptxas did to the wgmma of each kernel that it should not have, a line each.
+
+    Dropped: it kept fewer than there are in the PTX, or emptied a group. It takes the results of two products in the same registers
+    for one value at times; the hardware's answer is then wrong although the PTX is right. Serialised: it put a fence and a wait
+    around each product, for want of registers or because a result in flight is touched; right, and slow.
+    """
+    asked = {kernel: (body.count("wgmma.mma_async"), body.count("wgmma.fence")) for kernel, body in _ENTRY.findall(ptx)}
+    if not any(products for products, _ in asked.values()):
         return []
     found = []
     for kernel, body in _SASS.findall(_cuobjdump("-sass", cubin)):
-        products = _PRODUCT.findall(body)
+        (wanted, fences), products = asked.get(kernel, (0, 0)), _PRODUCT.findall(body)
         holes = sum(_HOLE in line for line in products)
         kept = len(products) - holes  # more than asked for where a loop was unrolled
-        if dropped := max(asked.get(kernel, 0) - kept, holes):
-            found.append(f"ptxas dropped {dropped} of {max(asked.get(kernel, 0), len(products))} wgmma of {kernel}")
+        if dropped := max(wanted - kept, holes):
+            found.append(f"ptxas dropped {dropped} of {max(wanted, len(products))} wgmma of {kernel}")
+        elif body.count(_FENCE) * wanted > fences * kept:
+            found.append(f"ptxas serialised the wgmma of {kernel}: {body.count(_FENCE)} fences for {kept} products, {fences} for {wanted} in the PTX")
     return found
 
 

@@ -82,7 +82,7 @@ def _record(arch: str) -> Launch:
 
     device.launch = launch
     given = operands()
-    out = import_source(FOLDER / "intra.py").intra_fused(*given.values(), K ** -0.5, bounded=True)
+    out = import_source(FOLDER / "intra.py").intra_fused(*given.values(), K ** -0.5, bounded=True, arch=arch)
     ((text, kernel, grid, block, smem, params),) = seen
     names = {t.data_ptr(): name for name, t in (*given.items(), *out.items())}
     pointers = [p.offset for p in decode(text).kernels[kernel].params if p.size == 8]

@@ -107,18 +107,18 @@ def kda_intra_diagonal(q, k, g, beta, Aqk, scale, n, s_qk, HV,
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV"])       # one compilation for all shapes of a (K, V, dtype)
 def kda_intra_fused(q, k, v, g, beta, Aqk, w, u, qg, kg, scale, T, NT, H, HV,
-                    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BOUNDED: tl.constexpr):
+                    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BKD: tl.constexpr, BV: tl.constexpr, BOUNDED: tl.constexpr):
     """One program per (batch, chunk, value head), heads fastest: neighbouring programs read neighbouring memory.
 
     q, k [B,T,H,K]; v, u [B,T,HV,V]; g [B,T,HV,K] fp32 log2; beta [B,T,HV]; Aqk [B,T,HV,64]; w, qg, kg [B,T,HV,K].
     Rows past T (last chunk): q, k, v, beta read as 0, the decay as the last row's, so every factor stays finite.
     """
-    pid = tl.program_id(0).to(tl.int64)
+    pid = tl.program_id(0)
     i_hv = pid % HV
     i_c = (pid // HV) % NT
-    i_b = pid // (HV * NT)
-    n = tl.minimum(T - i_c * 64, 64).to(tl.int32)
-    i_t = i_b * T + i_c * 64
+    i_b = pid // HV // NT
+    n = tl.minimum(T - i_c * 64, 64)
+    i_t = i_b.to(tl.int64) * T + i_c * 64
     io = q.dtype.element_ty
     s_qk = H * K
     s_g = HV * K
@@ -132,8 +132,6 @@ def kda_intra_fused(q, k, v, g, beta, Aqk, w, u, qg, kg, scale, T, NT, H, HV,
     kg += (i_t * HV + i_hv) * K
     beta += i_t * HV + i_hv
     Aqk += (i_t * HV + i_hv) * 64
-
-    b_D16 = kda_intra_diagonal(q, k, g, beta, Aqk, scale, n, s_qk, HV, K, BK, BOUNDED)
 
     # levels 32 and 16: operands zeroed outside the couples, so that both levels share one accumulator
     o_i = tl.arange(0, 64)[:, None]
@@ -173,7 +171,8 @@ def kda_intra_fused(q, k, v, g, beta, Aqk, w, u, qg, kg, scale, T, NT, H, HV,
     b_Aqk = tl.where(below, b_Aqk * scale, 0.0)
     tl.store(Aqk + o_i * (HV * 64) + o_j, b_Aqk.to(io), mask=live & (block_i != block_j))
 
-    # (13), levels 16 and 32
+    # (13), levels 16 and 32; the diagonal only now, so that its registers and those of the products above are not alive at once
+    b_D16 = kda_intra_diagonal(q, k, g, beta, Aqk, scale, n, s_qk, HV, K, BKD, BOUNDED)
     b_beta = tl.load(beta + o_i * HV, mask=live, other=0.0).to(tl.float32)
     b_L = tl.where(below, b_L * b_beta, 0.0)
     b_D = tl.reshape(tl.broadcast_to(b_D16[:, :, None, :], (4, 16, 4, 16)), (64, 64))
@@ -200,7 +199,7 @@ def kda_intra_fused(q, k, v, g, beta, Aqk, w, u, qg, kg, scale, T, NT, H, HV,
 
 
 def intra_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g2: torch.Tensor, beta: torch.Tensor,
-                scale: float, bounded: bool = False) -> dict[str, torch.Tensor]:
+                scale: float, bounded: bool = False, arch: str = "sm_90a") -> dict[str, torch.Tensor]:
     """Aqk [B,T,HV,64], w, qg, kg [B,T,HV,K] and u [B,T,HV,V], in the dtype of q, from one launch.
 
     q, k [B,T,H,K] and v [B,T,HV,V] bf16 or fp16, contiguous; g2 [B,T,HV,K] fp32, log2 units, cumulated inside each
@@ -212,17 +211,19 @@ def intra_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g2: torch.Ten
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
     NT = triton.cdiv(T, CHUNK)
+    bounded = bounded and q.dtype == torch.bfloat16
 
     def empty(width):
         return torch.empty(B, T, HV, width, dtype=q.dtype, device=q.device)
 
     out = {"Aqk": empty(CHUNK), "w": empty(K), "u": empty(V), "qg": empty(K), "kg": empty(K)}
     kda_intra_fused[(B * NT * HV,)](
-        q, k, v, g2, beta, **out, scale=scale, T=T, NT=NT, H=H, HV=HV, K=K, V=V,
-        BOUNDED=bounded and q.dtype == torch.bfloat16, **config(V))
+        q, k, v, g2, beta, **out, scale=scale, T=T, NT=NT, H=H, HV=HV, K=K, V=V, BOUNDED=bounded, **config(K, V, bounded, arch))
     return out
 
 
-def config(V: int) -> dict:
-    """The one configuration, chosen by measurement on an H200 (NOTES.md): 168 registers let three CTAs share an SM."""
-    return {"BK": 32, "BV": 128 if V % 128 == 0 else 64, "num_warps": 4, "num_stages": 1, "maxnreg": 168}
+def config(K: int, V: int, bounded: bool, arch: str) -> dict:
+    """The configuration, by measurement on an H200 and by what ptxas spills (NOTES.md): 168 registers let three CTAs share an
+    SM, where they are enough, which is at K = V = 128 on Hopper."""
+    capped = {"maxnreg": 168} if arch == "sm_90a" and K == V == 128 else {}
+    return {"BK": 32, "BKD": 32 if bounded else 16, "BV": 128 if V % 128 == 0 else 64, "num_warps": 4, "num_stages": 1, **capped}

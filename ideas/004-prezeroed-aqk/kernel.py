@@ -81,7 +81,7 @@ def gate(p: Problem, x: dict) -> dict:
 
 
 def intra(p: Problem, x: dict) -> dict:
-    return intra_fused(x["q"], x["k"], x["v"], x["g2"], x["beta"], p.scale, bounded=p.safe_gate)
+    return intra_fused(x["q"], x["k"], x["v"], x["g2"], x["beta"], p.scale, bounded=p.safe_gate, arch=target.current().arch)
 
 
 def state(p: Problem, x: dict) -> dict:

@@ -25,7 +25,7 @@ CALLS = CallCache()
 EMULATED_SMS = 132  # as many as an H200 has
 # Idle SMs for a row; columns of V a CTA walks; then chunks that a row prepares itself, those that the helpers prepare next,
 # and the chunks before either (NOTES.md).
-SHARES = ((3.4, 64, 0, 1, 1), (2.6, 128, 0, 1, 1), (0.9, 128, 1, 2, 5), (0.7, 128, 1, 1, 0), (0.35, 128, 2, 1, 4),
+SHARES = ((3.4, 64, 0, 1, 1), (2.6, 128, 0, 1, 1), (0.9, 128, 1, 2, 2), (0.7, 128, 1, 1, 0), (0.35, 128, 2, 1, 2),
           (0.22, 128, 3, 1, 4), (0.13, 128, 5, 1, 4))  # fmt: skip
 
 

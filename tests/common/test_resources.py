@@ -6,7 +6,7 @@ import pytest
 import triton
 
 from _common import cute
-from _common.resources import dropped_wgmma, resources
+from _common.resources import wgmma_faults, resources
 from ladder import build
 
 HEAD = ".version 8.0\n.target sm_90a\n.address_size 64\n"
@@ -39,13 +39,21 @@ OTHER = SAME.replace("%f0, %f1, %f2, %f3", "%f4, %f5, %f6, %f7").replace("%f0;",
 @pytest.mark.parametrize("loop", [False, True])
 def test_ptxas_drops_products_of_the_same_registers(loop):
     """Of a loop it drops them too, and unrolls it: more products are left then than the PTX has."""
-    (line,) = dropped_wgmma(*assembled(halves(SAME, loop)))
+    (line,) = wgmma_faults(*assembled(halves(SAME, loop)))
     assert line == ("ptxas dropped 8 of 16 wgmma of halves" if loop else "ptxas dropped 1 of 2 wgmma of halves")
 
 
 @pytest.mark.parametrize("loop", [False, True])
 def test_products_that_are_all_there(loop):
-    assert dropped_wgmma(*assembled(halves(OTHER, loop))) == []
+    assert wgmma_faults(*assembled(halves(OTHER, loop))) == []
+
+
+def test_products_one_at_a_time():
+    """A result that is read while the next product is in flight."""
+    early = OTHER.replace("wgmma.fence.sync.aligned;\n", "")
+    group = HALF.split("wgmma.commit")[0] + READ.format(n=0) + early
+    (line,) = wgmma_faults(*assembled(halves(early).replace(HALF + READ.format(n=0) + early, group)))
+    assert line == "ptxas serialised the wgmma of halves: 2 fences for 2 products, 1 for 2 in the PTX"
 
 
 def test_what_is_spilled_counts():

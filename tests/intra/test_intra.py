@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from _common.resources import resources
+
 HERE = Path(__file__).parent
 LIMIT = {"bfloat16": 5e-2, "float16": 4e-3}      # largest row error; the interpreter truncates to bf16
 DTYPE = {"strong": "bfloat16", "bounded": "bfloat16"}
@@ -50,8 +52,10 @@ def test_zero_pair(results):
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", (90, 100))
 @pytest.mark.parametrize("bounded", (False, True))
-def test_compiles(arch, bounded):
-    """Three CTAs an SM need at most 168 registers and 75 KB of shared memory; no memory access element by element."""
+@pytest.mark.parametrize("K, V", ((128, 128), (64, 64), (128, 256)))
+def test_compiles(arch, bounded, K, V):
+    """Nothing spilled; at K = V = 128 on Hopper three CTAs an SM, which need at most 168 registers and 75 KB of shared memory;
+    no memory access element by element."""
     import importlib.util
 
     import triton
@@ -63,14 +67,17 @@ def test_compiles(arch, bounded):
     intra = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(intra)
     fn = intra.kda_intra_fused
-    config = intra.config(128)
-    constants = dict(K=128, V=128, BK=config["BK"], BV=config["BV"], BOUNDED=bounded)
+    config = intra.config(K, V, bounded, f"sm_{arch}a")
+    constants = {"K": K, "V": V, "BOUNDED": bounded, **{n: config[n] for n in ("BK", "BKD", "BV")}}
     types = dict(g="*fp32", beta="*fp32", scale="fp32", T="i32", NT="i32", H="i32", HV="i32")
     signature = {n: "constexpr" if n in constants else types.get(n, "*bf16") for n in fn.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(fn.arg_names) if signature[n].startswith("*")}
-    options = {n: config[n] for n in ("num_warps", "num_stages", "maxnreg")}
+    options = {n: config[n] for n in ("num_warps", "num_stages", "maxnreg") if n in config}
     source = ASTSource(fn, signature, constants, aligned)
     kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    (used,) = resources(kernel.asm["cubin"])
+    assert used.spilled == 0, used
     assert kernel.metadata.shared <= 75 * 1024
+    assert used.registers <= 168 or (arch, K, V) != (90, 128, 128)
     assert "st.global.b16" not in kernel.asm["ptx"], "a store fell apart into single elements"
     assert "ld.global.b16" not in kernel.asm["ptx"], "a load fell apart into single elements"
