@@ -162,7 +162,7 @@ def ld(m, ins, mods):
     """Data Movement and Conversion: ld, ld.global.nc, ldu. Registers wider than the type are zero- or sign-extended
     (manual, operand size exceeding instruction-type size)."""
     kind = mods.type()
-    polls = {"acquire", "volatile"} & set(ins.parts)  # perhaps what another CTA is to write: let it run
+    polls = {"acquire", "relaxed", "volatile"} & set(ins.parts)  # perhaps what another CTA is to write: let it run
     space, count = _qualifiers(ins, mods)
     mods.done()
     if space.startswith("param") and isinstance(ins.operands[1].base, ptx.Sym):

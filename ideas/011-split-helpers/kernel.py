@@ -25,8 +25,8 @@ CALLS = CallCache()
 EMULATED_SMS = 132  # as many as an H200 has
 # Idle SMs for a row; columns of V a CTA walks; then chunks that a row prepares itself, those that the helpers prepare next,
 # and the chunks before either (NOTES.md).
-SHARES = ((2.1, 64, 0, 1, 1), (1.75, 128, 0, 1, 1), (1.0, 128, 1, 4, 2), (0.8, 128, 1, 3, 2), (0.6, 128, 2, 3, 2),
-          (0.45, 128, 1, 1, 0), (0.35, 128, 5, 4, 1), (0.22, 128, 5, 2, 2), (0.13, 128, 5, 1, 2))  # fmt: skip
+SHARES = ((3.4, 64, 0, 1, 1), (2.6, 128, 0, 1, 1), (0.9, 128, 1, 3, 1), (0.7, 128, 1, 1, 0), (0.35, 128, 3, 2, 2),
+          (0.22, 128, 3, 1, 4), (0.13, 128, 5, 1, 4))  # fmt: skip
 
 
 def unit(arch: str, **params) -> Unit:
