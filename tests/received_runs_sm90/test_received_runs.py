@@ -1,4 +1,5 @@
-"""Rung 010's kernel, executed from its PTX on the CPU: who prepares a chunk changes no bit, whatever the schedule."""
+"""Rungs whose helpers prepare runs of chunks, executed from their PTX on the CPU: who prepares a chunk changes no bit,
+whatever the schedule."""
 
 from pathlib import Path
 
@@ -12,12 +13,17 @@ from kernels.kda import budget, inputs, oracle
 from kernels.kda.cases import Case
 from ladder import loader
 
-FOLDER = Path(__file__).resolve().parents[2] / "ideas" / "010-received-runs"
+IDEAS = Path(__file__).resolve().parents[2] / "ideas"
 
 
-def rung(monkeypatch, sms: int, own: int, run: int, lead: int, columns: int = 128):
+@pytest.fixture(params=["010-received-runs", pytest.param("011-split-helpers", marks=pytest.mark.slow)])
+def folder(request) -> Path:
+    return IDEAS / request.param
+
+
+def rung(folder, monkeypatch, sms: int, own: int, run: int, lead: int, columns: int = 128):
     """The rung on a GPU of so many SMs, with one schedule for all shapes."""
-    rung = loader.load(FOLDER)
+    rung = loader.load(folder)
     monkeypatch.setattr(rung.module, "multiprocessors", lambda device: sms)
     monkeypatch.setattr(rung.module, "SHARES", ((0.0, columns, own, run, lead),))
     monkeypatch.setattr(rung.module, "CALLS", type(rung.module.CALLS)())
@@ -47,11 +53,11 @@ def slow(*case):
     slow(460, 1, 1, 128, "slow", "prod", 2, (1, 2, 1)),
     slow(330, 1, 1, 128, "mixed", "prod", 3, (0, 1, 1, 64)),  # two CTAs walk a row
 ])  # fmt: skip
-def test_helpers_change_no_bit(monkeypatch, T, B, HV, K, regime, form, helpers, schedule):
+def test_helpers_change_no_bit(folder, monkeypatch, T, B, HV, K, regime, form, helpers, schedule):
     call = drawn(T, HV, K, regime, form, B)
-    alone = run(rung(monkeypatch, B * HV, *schedule[:3]), call)
+    alone = run(rung(folder, monkeypatch, B * HV, *schedule[:3]), call)
     walking = B * HV * (K // min(schedule[3], K) if schedule[3:] else 1)
-    helped = rung(monkeypatch, walking + helpers, *schedule)
+    helped = rung(folder, monkeypatch, walking + helpers, *schedule)
     out = run(helped, call)
     assert all(map(torch.equal, alone, out))
     verdicts = budget.judge(*out, budget.reference(oracle.chunked(**call), **call))
@@ -61,9 +67,9 @@ def test_helpers_change_no_bit(monkeypatch, T, B, HV, K, regime, form, helpers, 
 @pytest.mark.parametrize("regime, form, schedule", [
     ("strong", "prod", (1, 2, 0)), ("mixed", "prod", (0, 1, 1)), slow("init", "pre", (1, 3, 0)),
 ])  # fmt: skip
-def test_no_races_beside_a_helper(monkeypatch, regime, form, schedule):
+def test_no_races_beside_a_helper(folder, monkeypatch, regime, form, schedule):
     races, call = Races(), drawn(450, 1, 64, regime, form)
-    out = run(rung(monkeypatch, 2, *schedule), call, seed=3, watch=races)
+    out = run(rung(folder, monkeypatch, 2, *schedule), call, seed=3, watch=races)
     verdicts = budget.judge(*out, budget.reference(oracle.chunked(**call), **call))
     assert all(v.passed for v in verdicts), verdicts
     assert not races.report()
@@ -71,9 +77,9 @@ def test_no_races_beside_a_helper(monkeypatch, regime, form, schedule):
 
 @pytest.mark.parametrize("own, run, lead", [(1, 1, 0), (2, 1, 4), (1, 2, 5), (2, 3, 1), (0, 1, 1), (0, 1, 3), (3, 2, 2)])
 @pytest.mark.parametrize("helpers, B, HV", [(1, 1, 1), (7, 2, 3), (5, 1, 2), (13, 2, 2)])
-def test_every_chunk_is_prepared_once(own, run, lead, helpers, B, HV):
+def test_every_chunk_is_prepared_once(folder, own, run, lead, helpers, B, HV):
     """The jobs of all CTAs, counted with the schedule's own arithmetic in Python."""
-    module = loader.load(FOLDER).module
+    module = loader.load(folder).module
     chunks, rows = 23, B * HV
     problem = type("P", (), {"B": B, "HV": HV, "NT": chunks})
     shipped = [c for c in range(lead, chunks) if (c - lead) % (own + run) >= own]
@@ -96,12 +102,12 @@ def test_every_chunk_is_prepared_once(own, run, lead, helpers, B, HV):
 
 
 @pytest.mark.parametrize("rows, chunks, sms, expected", [
-    (96, 128, 132, (128, 36, 2, 1, 4)), (64, 128, 132, (128, 68, 1, 2, 5)), (32, 512, 132, (128, 100, 0, 1, 1)),
+    (96, 128, 132, (128, 36, 2, 1, 2)), (64, 128, 132, (128, 68, 1, 2, 2)), (32, 512, 132, (128, 100, 0, 1, 1)),
     (24, 128, 132, (64, 84, 0, 1, 1)), (12, 2, 132, (64, 12, 0, 1, 1)), (12, 1, 132, (128, 0, 1, 1, 0)),
     (128, 64, 132, (128, 0, 1, 1, 0)), (200, 128, 132, (128, 0, 1, 1, 0)),
 ])  # fmt: skip
 def test_the_idle_sms_decide(monkeypatch, rows, chunks, sms, expected):
-    module = loader.load(FOLDER).module
+    module = loader.load(IDEAS / "010-received-runs").module
     monkeypatch.setattr(module, "multiprocessors", lambda device: sms)
     problem = type("P", (), {"B": 1, "HV": rows, "V": 128, "NT": chunks, "device": torch.device("cpu")})
     assert module.schedule(problem) == expected
