@@ -237,14 +237,14 @@ def _refuse(keywords: Mapping[str, Any]) -> None:
 
 def dense(problem: Problem, x: Mapping[str, Any], *names: str) -> list[torch.Tensor | None]:
     """The call's own tensors of these names, row-major and on ALIGNMENT bytes: copies where they are not (problem.loose)."""
-    if problem.loose.isdisjoint(names):
+    if not problem.loose:
         return [x[name] for name in names]
     return [x[name].clone(memory_format=torch.contiguous_format) if name in problem.loose else x[name] for name in names]
 
 
 def run_stages(stages: tuple[Stage, ...], problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Every tensor by name after `stages` have run in order on `tensors`."""
-    x = {**tensors}
+    x = dict(tensors)
     for stage in stages:
         x.update(stage.run(problem, x))
     return x
