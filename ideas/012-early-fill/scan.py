@@ -79,8 +79,6 @@ class Scan:
 
         self.load_values(x, v, Int32(0), Int32(0))
         self.narrow_state(x)
-        cute.arch.mbarrier_wait(bars.ready[0], 0)
-        self.scale_columns(r_h, x.c_decay[None, 0, 0, 0])
         slot, phase = Int32(0), Int32(0)
         for c in cutlass.range(chunks, unroll=1):
             self.scan_chunk(x, v, o, c, slot, phase)
@@ -93,7 +91,8 @@ class Scan:
 
     @cute.jit
     def scan_chunk(self, x, v, o, c: Int32, slot: Int32, phase: Int32):
-        """Chunk c, whose operands of R and A are ready, onto the state, which bears c's decay already (x.r_hb does not)."""
+        """Chunk c, whose operands of R and A are ready, onto the state."""
+        cute.arch.mbarrier_wait(x.bars.ready[0] + slot, phase)
         cute.arch.mbarrier_wait(x.value + slot, phase)
         cute.copy(x.copy_v, x.c_v[None, None, None, slot], x.copy_v.retile(x.r_rb))
         self.negate(x.r_rb)
@@ -106,6 +105,7 @@ class Scan:
         for half in cutlass.range_constexpr(2):  # A: (-beta r) (-A), whose upper right quarter is zero
             acc = x.r_half[0]
             self.issue(x.mma_half, acc, x.r_rb, x.b_inverse[None, half, None, slot], zero=True, steps=2 + 2 * half)
+            self.scale_columns(x.r_h, x.c_decay[None, 0, 0, slot], half)
             if half == 1:
                 cute.arch.mbarrier_wait(x.bars.ready[1] + slot, phase)
             warpgroup.wait_group(0)
@@ -121,12 +121,8 @@ class Scan:
                 ptx.arrive_warp((x.bars.free[1] + slot).toint())
             self.put_half(x.r_rb, half, x.scale * acc.load())
             self.put_output(x, half, slot)
-        self.write_output(x, o, c, slot)
         self.narrow_state(x)
-        if c + 1 < x.chunks:
-            slot, phase = self.advance(slot, phase)
-            cute.arch.mbarrier_wait(x.bars.ready[0] + slot, phase)
-            self.scale_columns(x.r_h, x.c_decay[None, 0, 0, slot])
+        self.write_output(x, o, c, slot)
 
     @cute.jit
     def load_values(self, x, v, c: Int32, slot: Int32):
@@ -175,9 +171,10 @@ class Scan:
         for i in cutlass.range_constexpr(cute.size(pairs)):
             pairs[i] = pairs[i] ^ Int32(-0x7FFF8000)
 
-    def scale_columns(self, acc: cute.Tensor, factors: cute.Tensor) -> None:
-        """acc times a factor per column, in place."""
-        for n in range(cute.size(acc) // 4):
+    def scale_columns(self, acc: cute.Tensor, factors: cute.Tensor, half: int | None = None) -> None:
+        """acc times a factor per column, in place; one half of the columns or all."""
+        n = cute.size(acc) // 4
+        for n in range(n) if half is None else range(half * n // 2, (half + 1) * n // 2):
             for j in range(2):
                 factor = factors[((j, 0, n),)]
                 for r in range(2):
