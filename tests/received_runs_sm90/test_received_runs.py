@@ -16,7 +16,10 @@ from ladder import loader
 IDEAS = Path(__file__).resolve().parents[2] / "ideas"
 
 
-@pytest.fixture(params=["010-received-runs", pytest.param("011-split-helpers", marks=pytest.mark.slow)])
+FALSIFIED = ("011-split-helpers", "012-early-fill")
+
+
+@pytest.fixture(params=["010-received-runs", *(pytest.param(name, marks=pytest.mark.slow) for name in FALSIFIED)])
 def folder(request) -> Path:
     return IDEAS / request.param
 
@@ -64,8 +67,21 @@ def test_helpers_change_no_bit(folder, monkeypatch, T, B, HV, K, regime, form, h
     assert all(v.passed for v in verdicts), verdicts
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FALSIFIED)
+@pytest.mark.parametrize("regime, form, sms, schedule", [
+    ("strong", "prod", 3, (0, 1, 1)), ("mixed", "pre", 4, (0, 1, 1, 64)), ("mixed", "pre", 3, (1, 2, 2)),
+    ("strong", "prod", 4, (1, 3, 1, 64)), ("init", "prod", 3, (2, 1, 2)),
+])  # fmt: skip
+def test_the_bits_are_the_parents(monkeypatch, name, regime, form, sms, schedule):
+    call = drawn(390, 1, 128, regime, form)
+    ours, parents = (run(rung(IDEAS / folder, monkeypatch, sms, *schedule), call) for folder in (name, "010-received-runs"))
+    assert all(map(torch.equal, ours, parents))
+
+
 @pytest.mark.parametrize("regime, form, schedule", [
     ("strong", "prod", (1, 2, 0)), ("mixed", "prod", (0, 1, 1)), slow("init", "pre", (1, 3, 0)),
+    slow("slow", "pre", (0, 1, 2)), slow("strong", "prod", (2, 3, 1)),
 ])  # fmt: skip
 def test_no_races_beside_a_helper(folder, monkeypatch, regime, form, schedule):
     races, call = Races(), drawn(450, 1, 64, regime, form)
