@@ -90,7 +90,7 @@ def make(dest: Path, arch: str = "sm_90a", python: str = "3.12", assumed: Iterab
          progress: Callable[[str], None] = print, numbers: Iterable[int] = ()) -> Path:  # fmt: skip
     """Fill DEST (new or empty) for a box with one GPU of `arch`, that `python` and the `assumed` packages. All or nothing.
 
-    triton_cache: see `_cache_parts`. numbers: the rungs whose units are compiled, all of them by default. Raises
+    triton_cache: see `_cache_parts`. numbers: the rungs whose units are compiled, all but falsified ones by default. Raises
     BundleError, ManifestError.
     """
     dest = Path(dest).resolve()
@@ -184,7 +184,7 @@ def _compile_units(dest: Path, arch: str, numbers: Iterable[int], progress: Call
     from ladder import needed
 
     ladder = manifest.load(ROOT)
-    rungs = [rung for rung in map(ladder.rung, tuple(numbers) or ladder.rungs) if arch in rung.archs]
+    rungs = [rung for rung in map(ladder.rung, tuple(numbers) or ladder.numbers()) if arch in rung.archs]
     units = [unit for rung in rungs for unit in needed.units(ladder, rung, arch)]
     folders = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("forkserver")) as pool:

@@ -59,7 +59,7 @@ def jobs(only: str = "") -> dict[str, list[str]]:
     """What each process is to run: {"programs MODULE": names, "rungs CELL": rung names}. only: a part of a job's name."""
     from ladder import manifest
 
-    rungs = [r.name for r in manifest.load(manifest.ROOT).rungs.values() if "sm_90a" in r.archs]
+    rungs = [r.name for r in manifest.load(manifest.ROOT).rungs.values() if "sm_90a" in r.archs and r.status != "falsified"]
     found = {f"programs {m}": [n for n, p in everything().items() if p.group == m] for m in MODULES}
     found |= {f"rungs {cell}": rungs for cell in cells()}
     return {name: items for name, items in found.items() if only in name}
