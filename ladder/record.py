@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -153,22 +154,19 @@ def versions() -> dict[str, str]:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """(commit, whether tracked files outside records differ from it); from COMMIT, which a bundle carries, where there
-    is no repository; (None, None) where neither is there."""
-    try:
+    """(commit, whether tracked files outside records differ from it); from COMMIT, if a bundle has brought that (it may lie inside
+    another checkout), else from git; (None, None) where neither knows."""
+    with contextlib.suppress(OSError, IndexError):
+        words = (root / "COMMIT").read_text().split()
+        return words[0], "dirty" in words[1:]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=20)
         if head.returncode == 0:
             status = subprocess.run(
                 ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)ideas/*/records"],
                 cwd=root, capture_output=True, text=True, timeout=20)  # fmt: skip
             return head.stdout.strip(), bool(status.stdout.strip())
-    except (OSError, subprocess.TimeoutExpired):
-        pass
-    try:
-        words = (root / "COMMIT").read_text().split()
-        return words[0], "dirty" in words[1:]
-    except (OSError, IndexError):
-        return None, None
+    return None, None
 
 
 def path_for(folder: Path, record: dict[str, Any]) -> Path:

@@ -131,6 +131,11 @@ BOXES = (
 )  # fmt: skip
 STORED = tuple((d, b, tuple(n - s // 2 if c < 0 else c for n, s, c in zip(d, b, cs, strict=True)), *rest)
                for d, b, cs, *rest in BOXES)  # fmt: skip
+TAILS = (
+    ((9, 8), (4, 4), (8, 1), "f64", "none"), ((13, 8), (8, 4), (8, 1), "f32", "32B"), ((19, 8), (16, 4), (8, 2), "u16", "none"),
+    ((45, 8), (32, 4), (32, 3), "bf16", "64B"), ((35, 8), (16, 4), (32, 1), "u8", "none"), ((7, 8), (8, 4), (0, 1), "f32", "32B"),
+)  # fmt: skip
+"""Inner sizes that are no multiple of 16 bytes."""
 ODD = (
     ((32, 10, 2, 2), (8, 4, 1, 2), (-4, -2, 1, 0), "bf16", "none"), ((64, 8), (16, 8), (3, 1), "u16", "32B"),
     ((17, 8), (4, 4), (1, 5), "f64", "32B"),
@@ -154,6 +159,7 @@ def _strides(dims, dtype):
 
 PROGRAMS = [
     *(load(d, b, c, t, s, strides=_strides(d, t)) for d, b, c, t, s in BOXES),
+    *(copy(d, b, c, t, s, strides=_strides(d, t)) for copy in (load, store) for d, b, c, t, s in TAILS),
     load((96, 20), (64, 8), (64, 15), "bf16", "128B", "nan"), load((64, 20), (16, 16), (-8, -2), "f16", "32B", "nan"),
     load((64, 12), (16, 8), (56, 8), "f32", "64B", "nan"),
     load((64, 2, 70, 2), (64, 1, 64, 1), (0, 1, 64, 1), "bf16", "128B", hint=True),
