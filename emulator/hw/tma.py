@@ -4,7 +4,8 @@ PTX ISA, section "Tensor": bounding box, traversal stride, out-of-bounds access,
 cp.async.bulk, cp.async.bulk.tensor (tile mode), cp.reduce.async.bulk*. Nothing is copied here. `box` gives index
 arrays, one entry a unit (a power of two of at most 16 bytes that is contiguous on both sides and wholly in or out of
 bounds); the engine copies, checks and watches. Loads fill the units out of bounds, stores skip them; either way
-`TensorMap.box_bytes` is the byte count.
+`TensorMap.box_bytes` is the byte count. A store knows no bound inside 16 bytes of a row: where the inner size is no multiple of
+that, what pads the row to it is written too (in no manual; an H200 does it for elements of 1 to 8 bytes).
 
 Swizzle. Shared memory is permuted in atoms of 16 bytes inside a pattern that repeats every 1024, 512 or 256 bytes. The
 pattern belongs to the absolute shared address: bits 4-6 (128B), 4-5 (64B) or 4 (32B) are XORed with bits 7-9, 7-8 or 7.
@@ -13,7 +14,7 @@ pattern belongs to the absolute shared address: bits 4-6 (128B), 4-5 (64B) or 4 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,8 +77,8 @@ def box(tmap: TensorMap, coords, shared_address: int, store: bool = False) -> Bo
     """The box of `tmap` at element coordinates `coords` (innermost first, may be negative), at an absolute shared
     address.
 
-    coords: rank integers, as the instruction's tensorCoords (taken as signed 32-bit). The same box serves a load (fill
-    where not valid) and a store or reduction (skip where not valid). Raises HwError for a wrong number of coordinates,
+    coords: rank integers, as the instruction's tensorCoords (taken as signed 32-bit). A load fills where not valid, a store or
+    reduction (store=True) skips. Raises HwError for a wrong number of coordinates,
     for what is an illegal instruction (measured on an H200, in no manual but for the second, CUDA Programming Guide: an
     inner coordinate that is no multiple of 16 bytes; a negative one in a store) and for a shared address that is not a
     multiple of 128; HwUnsupported when a swizzled row is narrower than the swizzle span and for the types that convert
@@ -94,6 +95,8 @@ def box(tmap: TensorMap, coords, shared_address: int, store: bool = False) -> Bo
         raise HwError(f"coords: inner coordinate {coords[0]} x {tmap.esize} bytes, accepted multiples of 16 bytes")
     if store and min(coords) < 0:
         raise HwError(f"coords: {coords} in a store, accepted 0 and up")
+    if store:
+        tmap = replace(tmap, dims=(-(-tmap.dims[0] * tmap.esize // 16) * 16 // tmap.esize, *tmap.dims[1:]))
     unit = _unit(tmap, coords[0])
     relative, extents = _global_offsets(tmap, unit)
     start = tmap.address + sum(c * s for c, s in zip(coords, tmap.byte_strides))

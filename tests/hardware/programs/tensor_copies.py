@@ -26,12 +26,14 @@ def swizzled(at: int, mode: str) -> int:
     return row * 128 + unit * 16 + at % 16
 
 
-def elements(m: Map, coords: tuple[int, ...]):
-    """(byte in shared memory, index in the tensor or None where out of bounds) of the box's elements; innermost first."""
+def elements(m: Map, coords: tuple[int, ...], store: bool = False):
+    """(byte in shared memory, index in the tensor or None where out of bounds) of the box's elements; innermost first.
+    A store writes 16 bytes of a row or none (measured)."""
     strides, size = (SIZE[m.dtype], *m.byte_strides), SIZE[m.dtype]
+    dims = (-(-m.dims[0] * size // 16) * 16 // size, *m.dims[1:]) if store else m.dims
     for n, at in enumerate(itertools.product(*(range(b) for b in reversed(m.box)))):
         index = [c + i for c, i in zip(coords, reversed(at), strict=True)]
-        inside = all(0 <= i < d for i, d in zip(index, m.dims, strict=True))
+        inside = all(0 <= i < d for i, d in zip(index, dims, strict=True))
         yield swizzled(n * size, m.swizzle), sum(i * s for i, s in zip(index, strides, strict=True)) // size if inside else None
 
 
@@ -94,7 +96,7 @@ def store(dims, box, coords, dtype="bf16", swizzle="none", strides=None, hint=Fa
     def manual(inputs):
         held = (np.arange(nbytes // 4, dtype=np.uint32) * np.uint32(0x10001) + np.uint32(1)).view(UNSIGNED[SIZE[dtype]])
         y = np.zeros(room // SIZE[dtype], held.dtype)
-        for at, index in elements(m, coords):
+        for at, index in elements(m, coords, store=True):
             if index is not None:
                 y[index] = held[at // SIZE[dtype]]
         return {"y": y.view(np.uint8)}
