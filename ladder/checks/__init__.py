@@ -20,6 +20,7 @@ ALL = {
     "alternating shapes and dtypes": values.alternating,
     "second stream": streams.second_stream,
     "two streams at once": streams.two_streams,
+    "second device": streams.second_device,
     "two threads at once": streams.two_threads,
     "CUDA graph": streams.graph,
     "memory flat": memory.memory_flat,

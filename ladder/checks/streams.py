@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 
 import torch
 
+from kernels.kda.contract import ContractError, Unsupported
 from ladder import timing
 from ladder.checks.context import Context, Failure, NotRun, Outputs, same
 from ladder.judge import starved
@@ -59,6 +61,26 @@ def two_streams(ctx: Context) -> None:
     for n, (outs, before) in enumerate(zip(together, alone)):
         for out in outs:
             same(f"on stream {n + 1} of two at once, against a call alone", out, before)
+
+
+def second_device(ctx: Context) -> None:
+    """Tensors on a GPU that is not the current one: the bits of the current one, there, or a refusal in one line."""
+    ctx.needs_gpu("devices")
+    if torch.cuda.device_count() < 2:
+        raise NotRun("needs a second GPU")
+    inputs = ctx.draw("devices")
+    ctx.supported(inputs)
+    here = ctx.call(inputs)
+    other = torch.device("cuda", next(n for n in range(torch.cuda.device_count()) if n != ctx.device.index))
+    moved = replace(inputs, tensors={name: t.to(other) for name, t in inputs.tensors.items()})
+    try:
+        there = ctx.call(moved)
+        torch.cuda.synchronize(other)
+    except (ContractError, Unsupported) as refusal:
+        if "\n" in str(refusal) or not str(refusal):
+            raise Failure(f"refused in {len(str(refusal).splitlines())} lines, accepted: one") from None
+        return
+    same("on a GPU that is not the current one", tuple(None if t is None else t.to(ctx.device) for t in there), here)
 
 
 def two_threads(ctx: Context) -> None:
