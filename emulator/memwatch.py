@@ -3,7 +3,8 @@
 Global memory, one record per byte of every allocation that it was told of: who wrote it last. It finds reads of what
 nobody wrote, writes into inputs, and bytes that two CTAs of one launch write, or one writes and another reads (unless
 the second has acquired what the first released after it wrote, or the kernel has global atomics, with which CTAs may
-agree on an order). Whose threads within a CTA release and acquire is not asked. Allocations that it was not told of are
+agree on an order). What a CTA has acquired its bulk and tensor copies know once a fence.proxy.async has passed it on (PTX ISA,
+"Memory Consistency Model: Proxies"). Whose threads within a CTA release and acquire is not asked. Allocations that it was not told of are
 left to the bounds checks of `memory.GlobalMemory`.
 
 Barriers: accesses other than mbarrier instructions to the bytes of a live mbarrier, and storage used for two of them
@@ -123,6 +124,7 @@ class MemoryWatch(Watch):
         self.first, self.next = self.next, self.next + machine.ctas
         self.released = {}  # address -> (CTA, clock) of the last store.release to it
         self.acquired = {}  # (reader, writer) -> the clock up to which reader knows what writer wrote
+        self.passed = {}  # the same for reader's asynchronous operations
         self.together = any(
             i.parts[0] in ("atom", "red") and not any(p.startswith("shared") for p in i.parts) for i in machine.kernel.code
         )
@@ -136,17 +138,22 @@ class MemoryWatch(Watch):
             me = self.first + machine.first_cta + cta
             if "acquire" in qualifiers:
                 self._acquire(me.tolist(), at.tolist())
-            self._global(machine, kind, at, nbytes, cta, lanes, f.pc)
+            self._global(machine, kind, at, nbytes, cta, lanes, f.pc, self.acquired)
             if "release" in qualifiers and kind == "write":
                 self.released |= {address: (writer, self.clock) for address, writer in zip(at.tolist(), me.tolist())}
 
     def async_access(self, machine, op, kind, space, cta, address, nbytes, warp=None):
         if space == "global":
             at = np.asarray(address).astype(np.int64).reshape(-1)
-            self._global(machine, kind, at, nbytes, cta, lambda bad: op.where, getattr(op, "pc", op.where))
+            self._global(machine, kind, at, nbytes, cta, lambda bad: op.where, getattr(op, "pc", op.where), self.passed)
         elif space == "shared":
             at = np.asarray(address).reshape(-1)
             self._barrier_storage(machine, cta, kind, int(at.min()), at, nbytes, op.where)
+
+    def fence(self, machine, f, ins, modifiers):
+        if self.acquired and modifiers in (("proxy", "async"), ("proxy", "async", "global")):
+            here = set((self.first + machine.first_cta + machine.cta_of_lane[f.lanes]).tolist())
+            self.passed |= {pair: clock for pair, clock in self.acquired.items() if pair[0] in here}
 
     def _acquire(self, me, at):
         for reader, address in zip(me, at):
@@ -154,15 +161,14 @@ class MemoryWatch(Watch):
                 writer, clock = self.released[address]
                 self.acquired[reader, writer] = max(clock, self.acquired.get((reader, writer), 0))
 
-    def _unordered(self, other, me, last, when):
-        """Of the accesses to what another CTA wrote, those that no release and acquire puts in order."""
+    def _unordered(self, other, me, last, when, known):
+        """Of the accesses to what another CTA wrote, those that nothing known, (reader, writer) -> clock, puts in order."""
         pairs = np.stack(np.broadcast_arrays(me, last), -1)[other]
-        known = [self.acquired.get(tuple(p), -1) for p in pairs.tolist()]
         out = other.copy()
-        out[other] = when[other] > known
+        out[other] = when[other] > [known.get(tuple(p), -1) for p in pairs.tolist()]
         return out
 
-    def _global(self, machine, kind, at, nbytes, cta, where, key):
+    def _global(self, machine, kind, at, nbytes, cta, where, key, known):
         """Lanes (or pieces) at addresses `at`: checked against the record of every byte, then recorded."""
         self.clock += 1
         for r in self._near(int(at.min()), int(at.max()) + nbytes):
@@ -171,8 +177,8 @@ class MemoryWatch(Watch):
             me = (self.first + machine.first_cta + np.broadcast_to(cta, at.shape))[:, None]
             last = r.writer[cells]
             other = (last >= self.first) & (last != me) & here[:, None]
-            if self.acquired and not self.together and other.any():
-                other = self._unordered(other, me, last, r.when[cells])
+            if known and not self.together and other.any():
+                other = self._unordered(other, me, last, r.when[cells], known)
             if kind == "write" and r.readonly and here.any():
                 self._tell("write into an input", key, r, at, here[:, None] & (last == last), where)
             elif other.any() and not self.together:

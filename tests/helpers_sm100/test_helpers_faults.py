@@ -28,29 +28,18 @@ SURVIVE = {  # in both orders
 }
 
 
-class Proxies(MemoryWatch):
-    """Besides: asynchronous operations know of what their CTA has acquired only what a fence.proxy.async has passed on;
-    and nobody asks for a word for ever."""
+class Patient(MemoryWatch):
+    """Nobody asks for a word for ever."""
 
     def launch(self, machine):
         super().launch(machine)
-        self.passed, self.asked = {}, 0
-
-    def fence(self, machine, f, ins, modifiers):
-        if modifiers == ("proxy", "async"):  # of global memory too
-            here = (self.first + machine.first_cta + machine.cta_of_lane[f.lanes]).tolist()
-            self.passed |= {pair: clock for pair, clock in self.acquired.items() if pair[0] in here}
+        self.asked = 0
 
     def access(self, machine, f, ins, *rest):
         super().access(machine, f, ins, *rest)
         self.asked += bool({"acquire", "volatile"} & set(ins.parts))
         if self.asked > PATIENCE:
             raise EmulatorError(f"a word was asked for {PATIENCE} times")
-
-    def async_access(self, *access, **named):
-        known, self.acquired = self.acquired, self.passed
-        super().async_access(*access, **named)
-        self.acquired = known
 
 
 class Faulty(Device):
@@ -73,7 +62,7 @@ def found(monkeypatch):
 
     def run(mutant, seed, form="prod"):
         call = inputs.make(Case("faults", 1, 330, 1, 1, 64, 64, initial_state=True), "slow", form, 7).call()
-        memory = Proxies()
+        memory = Patient()
         device = Faulty("sm_100a", seed, Together(Races(), memory))
         device.mutant = mutant
         for name, value in call.items():
