@@ -40,12 +40,12 @@ def standing(records: Sequence[Row], ladder: Ladder, stale: report.Stale | None 
 
 
 def _cells(table: Sequence[Row], ladder: Ladder) -> list[tuple[str, str, str, str]]:
-    """(device, case, regime, form): the GPU cells of ladder.yaml, form by form, then cells that it no longer lists."""
+    """(device, case, regime, form): the GPU cells of ladder.yaml, form by form, then others with a current time."""
     listed = [(name, regime, form) for form in FORMS for name, entry in ladder.cases.items() if entry.gpu and form in entry.forms
               for regime in entry.regimes]  # fmt: skip
     keys = {}
     for device in report.devices(table):
-        timed = [(r["case"], r["regime"], r["form"]) for r in table if r["device"] == device]
+        timed = [(r["case"], r["regime"], r["form"]) for r in table if r["device"] == device and not r["stale"]]
         keys |= dict.fromkeys((device, *key) for key in [*listed, *timed])
     return list(keys)
 
