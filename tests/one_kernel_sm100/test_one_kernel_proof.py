@@ -1,5 +1,6 @@
-"""SentryWard's verdict on rung 006's Blackwell PTX: in every schedule barriers match and end, and no two conflicting
-accesses of global, shared or tensor memory are unordered. K = V = 64, form `pre`, one chunk."""
+"""SentryWard's verdict on the Blackwell PTX of 006, and of 009 launched without helpers: in every schedule barriers match and end,
+and no two conflicting accesses of global, shared or tensor memory are unordered. K = V = 64, form `pre`, one chunk. With a helper
+it decides nothing: it does not know bulk copies without a tensor map, nor a loop that ends when memory says so."""
 
 import struct
 from pathlib import Path
@@ -12,19 +13,22 @@ from emulator.launch import decode
 from ladder import loader, verify
 from ladder.verify_input import SCHEMA, Launch, Shape, _reads, _Recorder, _tensor_map
 
-FOLDER = Path(__file__).resolve().parents[2] / "ideas" / "006-one-kernel"
+IDEAS = Path(__file__).resolve().parents[2] / "ideas"
 K = T = 64
 
 
-def recorded() -> Launch:
+def recorded(name: str) -> Launch:
     """The launch that the unit's host function makes, as SentryWard reads it."""
-    rung = loader.load(FOLDER).module
+    rung = loader.load(IDEAS / name).module
     unit = rung.unit("sm_100a", **rung.unit_params(K, K, "bfloat16", "log", True, False, True))
     rows = {name: torch.empty(1, T, 1, K, dtype=torch.bfloat16) for name in ("q", "k", "v", "o")}
     tensors = rows | {"g": torch.empty(1, T, 1, K), "beta": torch.empty(1, T, 1)}
     tensors |= {name: torch.empty(1, 1, K, K) for name in ("h0", "ht")}
     recorder, x = _Recorder(unit.arch), tensors
-    order = (x["q"], x["k"], x["v"], x["g"], x["beta"], None, None, x["h0"], x["o"], x["ht"])
+    order = [x["q"], x["k"], x["v"], x["g"], x["beta"], None, None, x["h0"], x["o"], x["ht"]]
+    if name == "009-helpers":
+        order += [torch.empty(1, rung.shipment(K), dtype=torch.uint8), torch.zeros(1, dtype=torch.int32), 0, 2, 0]
+        tensors |= {"shipped": order[10], "arrived": order[11]}
     EmulatedTarget(unit.arch, device=recorder).load(unit)(*order, K**-0.5, 0.0)
     ((ptx, kernel, grid, block, smem, params, cluster),) = recorder.launches
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
@@ -51,7 +55,8 @@ def recorded() -> Launch:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_no_schedule_has_a_race_or_hangs():
+@pytest.mark.parametrize("name", ["006-one-kernel", "009-helpers"])
+def test_no_schedule_has_a_race_or_hangs(name):
     pytest.importorskip("sentryward")
-    rows = list(verify.races(recorded()))
+    rows = list(verify.races(recorded(name)))
     assert [outcome for name, outcome, *_ in rows if "warnings" not in name] == [verify.PASSED] * 2, rows
