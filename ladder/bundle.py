@@ -137,18 +137,14 @@ def collect(source: Path, root: Path = ROOT) -> list[Path]:
             except (tarfile.TarError, EOFError, OSError) as e:
                 raise BundleError(f"{archive.name}: cannot be unpacked: {e}") from e
         for path in sorted([*Path(source).rglob("*.json"), *Path(unpacked).rglob("*.json")]):
+            of_tests = path.name.startswith("tests-")
             try:
-                if path.name.startswith("tests-"):
-                    data, target = json.loads(path.read_text()), root / "tests" / "records" / path.name
-                    if not target.exists():
-                        filed[target] = data
-                    continue
-                data = record.read(path)
+                data = json.loads(path.read_text()) if of_tests else record.read(path)
             except (record.RecordError, ValueError) as e:
                 raise BundleError(f"{path.name}: {e}") from e
-            if data["rung"] not in folders:
+            if not of_tests and data["rung"] not in folders:
                 raise BundleError(f"{path.name}: is of rung {data['rung']!r}, accepted: {', '.join(folders)}")
-            target = folders[data["rung"]] / "records" / path.name
+            target = (root / "tests" if of_tests else folders[data["rung"]]) / "records" / path.name
             if not target.exists():
                 filed[target] = data
     for target, data in filed.items():

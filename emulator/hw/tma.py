@@ -95,8 +95,8 @@ def box(tmap: TensorMap, coords, shared_address: int, store: bool = False) -> Bo
         raise HwError(f"coords: inner coordinate {coords[0]} x {tmap.esize} bytes, accepted multiples of 16 bytes")
     if store and min(coords) < 0:
         raise HwError(f"coords: {coords} in a store, accepted 0 and up")
-    if store:
-        tmap = replace(tmap, dims=(-(-tmap.dims[0] * tmap.esize // 16) * 16 // tmap.esize, *tmap.dims[1:]))
+    if store and (tail := tmap.dims[0] * tmap.esize % 16):
+        tmap = replace(tmap, dims=(tmap.dims[0] + (16 - tail) // tmap.esize, *tmap.dims[1:]))
     unit = _unit(tmap, coords[0])
     relative, extents = _global_offsets(tmap, unit)
     start = tmap.address + sum(c * s for c, s in zip(coords, tmap.byte_strides))

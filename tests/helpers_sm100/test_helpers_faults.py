@@ -1,23 +1,19 @@
 """Every synchronisation of PREP, SHIP and `receive`, and what starts and ends SCAN's, taken out of rung 009's Blackwell PTX
 one at a time: the emulator finds each."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from _common import target as targets
-from emulator import EmulatedTarget, EmulatorError
+from emulator import EmulatorError
 from emulator.launch import Device, decode
 from emulator.memwatch import MemoryWatch
 from emulator.mutants import Mutant, enumerate_removals
 from emulator.races import Races
 from emulator.watch import Together
-from kernels.kda import budget, inputs, oracle
-from kernels.kda.cases import Case
-from ladder import loader
+from kernels.kda import budget, oracle
+from tests.helped import drawn, rung
+from tests.helped import run as emulate
 
-FOLDER = Path(__file__).resolve().parents[2] / "ideas" / "009-helpers"
 SOURCES = ("helpers.py", "prep.py", "kda_sm100.py")
 ORDER = (("st.release.gpu", "st.relaxed.gpu"), ("ld.acquire.gpu", "ld.volatile"))  # ld.volatile: relaxed.sys
 PATIENCE = 2000  # times that a row asks for a word; in these clean runs three to five
@@ -55,13 +51,10 @@ class Faulty(Device):
 @pytest.fixture
 def found(monkeypatch):
     """(mutant or None, seed, form) -> (what finds it, or None; the text that was launched). A row and one helper."""
-    rung = loader.load(FOLDER)
-    monkeypatch.setattr(rung.module, "multiprocessors", lambda device: 2)
-    monkeypatch.setattr(rung.module, "SHARES", ((0.0, 2, 0),))
-    monkeypatch.setattr(rung.module, "CALLS", type(rung.module.CALLS)())
+    one = rung("009-helpers", monkeypatch, 2, (0.0, 2, 0))
 
     def run(mutant, seed, form="prod"):
-        call = inputs.make(Case("faults", 1, 330, 1, 1, 64, 64, initial_state=True), "slow", form, 7).call()
+        call = drawn(330, 1, 64, "slow", form)
         memory = Patient()
         device = Faulty("sm_100a", seed, Together(Races(), memory))
         device.mutant = mutant
@@ -69,8 +62,8 @@ def found(monkeypatch):
             if isinstance(value, torch.Tensor):
                 memory.protect(value, name)
         try:
-            with targets.use(EmulatedTarget("sm_100a", device=device)), memory.following(0x3C):
-                out = rung.chunk_kda(**call)
+            with memory.following(0x3C):
+                out = emulate(one, call, "sm_100a", device=device)
         except EmulatorError as error:
             return str(error), device.text
         verdicts = budget.judge(*out, budget.reference(oracle.chunked(**call), **call))

@@ -2,48 +2,28 @@
 tensor memory, nothing is found beside them, and what ptxas made of it."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
-from _common import target as targets
 from _common.cute import CompileError, Unit, compile_unit
 from _common.resources import resources
-from emulator import EmulatedTarget
 from emulator.launch import Device
 from emulator.memwatch import MemoryWatch
 from emulator.races import Races
 from emulator.watch import Together
-from kernels.kda import budget, inputs, oracle
-from kernels.kda.cases import Case
+from kernels.kda import budget, oracle
 from ladder import loader
+from tests.helped import IDEAS, drawn, rung, run
 
-FOLDER = Path(__file__).resolve().parents[2] / "ideas" / "009-helpers"
+NAME = "009-helpers"
+EVERY_SECOND = (0.0, 2, 0)  # idle SMs for one that walks, period, lead
 ARCHS = ("sm_100a", "sm_103a")
 GATES = (("safe", True), ("log", True), ("softplus", False), ("log", False))
 
 
-def rung(monkeypatch, sms: int, shares=((0.0, 2, 0),)):
-    """The rung on a GPU of so many SMs; shares: (idle SMs for one that walks, period, lead)."""
-    rung = loader.load(FOLDER)
-    monkeypatch.setattr(rung.module, "multiprocessors", lambda device: sms)
-    monkeypatch.setattr(rung.module, "SHARES", shares)
-    monkeypatch.setattr(rung.module, "CALLS", type(rung.module.CALLS)())
-    return rung
-
-
-def drawn(T, HV, K, regime, form, B=1, V=None, dtype="bfloat16"):
-    return inputs.make(Case("drawn", B, T, 1, HV, K, V or K, dtype=dtype, initial_state=True), regime, form, 7).call()
-
-
-def run(rung, call, device=None):
-    with targets.use(EmulatedTarget(device.arch if device else "sm_100a", device=device)):
-        return rung.chunk_kda(**call)
-
-
 def unit(arch: str, K: int, gate: str = "safe", bounded: bool = True, has_h0: bool = True) -> Unit:
-    module = loader.load(FOLDER).module
+    module = loader.load(IDEAS / NAME).module
     return module.unit(arch, **module.unit_params(K, K, "bfloat16", gate, bounded, gate != "log", has_h0))
 
 
@@ -62,8 +42,8 @@ def slow(*case):
 def test_helpers_change_no_bit(monkeypatch, T, B, HV, K, V, regime, form, helpers, shares):
     call, device = drawn(T, HV, K, regime, form, B, V), Device("sm_100a")
     walking = B * HV * (-(-V // 128))
-    alone = run(rung(monkeypatch, walking), call)
-    out = run(rung(monkeypatch, walking + helpers, shares), call, device)
+    alone = run(rung(NAME, monkeypatch, walking, EVERY_SECOND), call, "sm_100a")
+    out = run(rung(NAME, monkeypatch, walking + helpers, *shares), call, "sm_100a", device=device)
     assert all(map(torch.equal, alone, out))
     verdicts = budget.judge(*out, budget.reference(oracle.chunked(**call), **call))
     assert all(v.passed for v in verdicts), verdicts
@@ -80,14 +60,14 @@ def watched(rung, call, seed):
         if isinstance(value, torch.Tensor):
             memory.protect(value, name)
     with memory.following(0x3C):
-        out = run(rung, call, device)
+        out = run(rung, call, "sm_100a", device=device)
     return out, device.watch.report()
 
 
 @pytest.mark.parametrize("regime, form, seeds", [("strong", "prod", (3,)), slow("init", "pre", (4, 5)), slow("slow", "pre", (6,))])
 def test_every_interleaving_gives_the_same_bits_and_no_finding(monkeypatch, regime, form, seeds):
-    call, helped = drawn(330, 1, 64, regime, form), rung(monkeypatch, 2)
-    expected = run(helped, call)
+    call, helped = drawn(330, 1, 64, regime, form), rung(NAME, monkeypatch, 2, EVERY_SECOND)
+    expected = run(helped, call, "sm_100a")
     for seed in seeds:
         out, found = watched(helped, call, seed)
         assert not found
@@ -116,4 +96,4 @@ def test_refusals_name_the_argument(bad, name):
     p = {"K": 64, "V": 64, **bad}
     arch = p.pop("arch", "sm_100a")
     with pytest.raises((CompileError, ValueError), match=f"{name}: got"):
-        compile_unit(Unit("kda_forward", FOLDER / "kda_sm100.py", arch, tuple(p.items())))
+        compile_unit(Unit("kda_forward", IDEAS / NAME / "kda_sm100.py", arch, tuple(p.items())))

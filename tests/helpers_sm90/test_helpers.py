@@ -1,36 +1,15 @@
 """Rung 009's kernel, executed from its PTX on the CPU: helpers change no bit, whatever their number and lead."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from _common import target as targets
-from emulator import EmulatedTarget
 from emulator.races import Races
-from kernels.kda import budget, inputs, oracle
-from kernels.kda.cases import Case
+from kernels.kda import budget, oracle
 from ladder import loader
+from tests.helped import IDEAS, drawn, rung, run
 
-FOLDER = Path(__file__).resolve().parents[2] / "ideas" / "009-helpers"
-
-
-def rung(monkeypatch, sms: int, shares=((0.0, 2, 0),)):
-    """The rung on a GPU of so many SMs; shares: (idle SMs for one that walks, period, lead)."""
-    rung = loader.load(FOLDER)
-    monkeypatch.setattr(rung.module, "multiprocessors", lambda device: sms)
-    monkeypatch.setattr(rung.module, "SHARES", shares)
-    monkeypatch.setattr(rung.module, "CALLS", type(rung.module.CALLS)())
-    return rung
-
-
-def drawn(T, HV, K, regime, form, B=1, dtype="bfloat16"):
-    return inputs.make(Case("drawn", B, T, 1, HV, K, K, dtype=dtype, initial_state=True), regime, form, 7).call()
-
-
-def run(rung, call, seed=None, watch=None):
-    with targets.use(EmulatedTarget("sm_90a", seed=seed, watch=watch)):
-        return rung.chunk_kda(**call)
+NAME = "009-helpers"
+EVERY_SECOND = (0.0, 2, 0)  # idle SMs for one that walks, period, lead
 
 
 @pytest.mark.parametrize("T, B, HV, K, regime, form, helpers, shares", [
@@ -42,8 +21,8 @@ def run(rung, call, seed=None, watch=None):
 ])  # fmt: skip
 def test_helpers_change_no_bit(monkeypatch, T, B, HV, K, regime, form, helpers, shares):
     call = drawn(T, HV, K, regime, form, B)
-    alone = run(rung(monkeypatch, B * HV), call)
-    helped = rung(monkeypatch, B * HV + helpers, shares)
+    alone = run(rung(NAME, monkeypatch, B * HV, EVERY_SECOND), call)
+    helped = rung(NAME, monkeypatch, B * HV + helpers, *shares)
     out = run(helped, call)
     assert all(map(torch.equal, alone, out))
     verdicts = budget.judge(*out, budget.reference(oracle.chunked(**call), **call))
@@ -53,7 +32,7 @@ def test_helpers_change_no_bit(monkeypatch, T, B, HV, K, regime, form, helpers, 
 @pytest.mark.parametrize("regime, form", [("strong", "prod"), pytest.param("init", "pre", marks=pytest.mark.slow)])
 def test_no_races_beside_a_helper(monkeypatch, regime, form):
     races, call = Races(), drawn(330, 1, 64, regime, form)
-    out = run(rung(monkeypatch, 2), call, seed=3, watch=races)
+    out = run(rung(NAME, monkeypatch, 2, EVERY_SECOND), call, seed=3, watch=races)
     verdicts = budget.judge(*out, budget.reference(oracle.chunked(**call), **call))
     assert all(v.passed for v in verdicts), verdicts
     assert not races.report()
@@ -63,7 +42,7 @@ def test_no_races_beside_a_helper(monkeypatch, regime, form):
     (96, 132, (36, 3, 4)), (64, 132, (68, 2, 0)), (24, 132, (108, 2, 0)), (128, 132, (0, 2, 0)), (200, 132, (0, 2, 0)),
 ])  # fmt: skip
 def test_the_idle_sms_decide(monkeypatch, rows, sms, expected):
-    module = loader.load(FOLDER).module
+    module = loader.load(IDEAS / NAME).module
     monkeypatch.setattr(module, "multiprocessors", lambda device: sms)
     problem = type("P", (), {"B": 1, "HV": rows, "V": 128, "NT": 128, "device": torch.device("cpu")})
     assert module.helpers_of(problem) == expected

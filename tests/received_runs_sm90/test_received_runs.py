@@ -1,45 +1,26 @@
 """Rungs whose helpers prepare runs of chunks, executed from their PTX on the CPU: who prepares a chunk changes no bit,
 whatever the schedule."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from _common import target as targets
-from emulator import EmulatedTarget
 from emulator.races import Races
-from kernels.kda import budget, inputs, oracle
-from kernels.kda.cases import Case
+from kernels.kda import budget, oracle
 from ladder import loader
-
-IDEAS = Path(__file__).resolve().parents[2] / "ideas"
-
+from tests.helped import IDEAS, drawn, run
+from tests.helped import rung as helped_rung
 
 FALSIFIED = ("011-split-helpers", "012-early-fill")
 
 
 @pytest.fixture(params=["010-received-runs", *(pytest.param(name, marks=pytest.mark.slow) for name in FALSIFIED)])
-def folder(request) -> Path:
-    return IDEAS / request.param
+def name(request) -> str:
+    return request.param
 
 
-def rung(folder, monkeypatch, sms: int, own: int, run: int, lead: int, columns: int = 128):
-    """The rung on a GPU of so many SMs, with one schedule for all shapes."""
-    rung = loader.load(folder)
-    monkeypatch.setattr(rung.module, "multiprocessors", lambda device: sms)
-    monkeypatch.setattr(rung.module, "SHARES", ((0.0, columns, own, run, lead),))
-    monkeypatch.setattr(rung.module, "CALLS", type(rung.module.CALLS)())
-    return rung
-
-
-def drawn(T, HV, K, regime, form, B=1, dtype="bfloat16"):
-    return inputs.make(Case("drawn", B, T, 1, HV, K, K, dtype=dtype, initial_state=True), regime, form, 7).call()
-
-
-def run(rung, call, seed=None, watch=None):
-    with targets.use(EmulatedTarget("sm_90a", seed=seed, watch=watch)):
-        return rung.chunk_kda(**call)
+def rung(name: str, monkeypatch, sms: int, own: int, run: int, lead: int, columns: int = 128):
+    """The rung with one schedule for all shapes."""
+    return helped_rung(name, monkeypatch, sms, (0.0, columns, own, run, lead))
 
 
 def slow(*case):
@@ -56,11 +37,11 @@ def slow(*case):
     slow(460, 1, 1, 128, "slow", "prod", 2, (1, 2, 1)),
     slow(330, 1, 1, 128, "mixed", "prod", 3, (0, 1, 1, 64)),  # two CTAs walk a row
 ])  # fmt: skip
-def test_helpers_change_no_bit(folder, monkeypatch, T, B, HV, K, regime, form, helpers, schedule):
+def test_helpers_change_no_bit(name, monkeypatch, T, B, HV, K, regime, form, helpers, schedule):
     call = drawn(T, HV, K, regime, form, B)
-    alone = run(rung(folder, monkeypatch, B * HV, *schedule[:3]), call)
+    alone = run(rung(name, monkeypatch, B * HV, *schedule[:3]), call)
     walking = B * HV * (K // min(schedule[3], K) if schedule[3:] else 1)
-    helped = rung(folder, monkeypatch, walking + helpers, *schedule)
+    helped = rung(name, monkeypatch, walking + helpers, *schedule)
     out = run(helped, call)
     assert all(map(torch.equal, alone, out))
     verdicts = budget.judge(*out, budget.reference(oracle.chunked(**call), **call))
@@ -68,14 +49,14 @@ def test_helpers_change_no_bit(folder, monkeypatch, T, B, HV, K, regime, form, h
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FALSIFIED)
+@pytest.mark.parametrize("falsified", FALSIFIED)
 @pytest.mark.parametrize("regime, form, sms, schedule", [
     ("strong", "prod", 3, (0, 1, 1)), ("mixed", "pre", 4, (0, 1, 1, 64)), ("mixed", "pre", 3, (1, 2, 2)),
     ("strong", "prod", 4, (1, 3, 1, 64)), ("init", "prod", 3, (2, 1, 2)),
 ])  # fmt: skip
-def test_the_bits_are_the_parents(monkeypatch, name, regime, form, sms, schedule):
+def test_the_bits_are_the_parents(monkeypatch, falsified, regime, form, sms, schedule):
     call = drawn(390, 1, 128, regime, form)
-    ours, parents = (run(rung(IDEAS / folder, monkeypatch, sms, *schedule), call) for folder in (name, "010-received-runs"))
+    ours, parents = (run(rung(name, monkeypatch, sms, *schedule), call) for name in (falsified, "010-received-runs"))
     assert all(map(torch.equal, ours, parents))
 
 
@@ -83,9 +64,9 @@ def test_the_bits_are_the_parents(monkeypatch, name, regime, form, sms, schedule
     ("strong", "prod", (1, 2, 0)), ("mixed", "prod", (0, 1, 1)), slow("init", "pre", (1, 3, 0)),
     slow("slow", "pre", (0, 1, 2)), slow("strong", "prod", (2, 3, 1)),
 ])  # fmt: skip
-def test_no_races_beside_a_helper(folder, monkeypatch, regime, form, schedule):
+def test_no_races_beside_a_helper(name, monkeypatch, regime, form, schedule):
     races, call = Races(), drawn(450, 1, 64, regime, form)
-    out = run(rung(folder, monkeypatch, 2, *schedule), call, seed=3, watch=races)
+    out = run(rung(name, monkeypatch, 2, *schedule), call, seed=3, watch=races)
     verdicts = budget.judge(*out, budget.reference(oracle.chunked(**call), **call))
     assert all(v.passed for v in verdicts), verdicts
     assert not races.report()
@@ -93,9 +74,9 @@ def test_no_races_beside_a_helper(folder, monkeypatch, regime, form, schedule):
 
 @pytest.mark.parametrize("own, run, lead", [(1, 1, 0), (2, 1, 4), (1, 2, 5), (2, 3, 1), (0, 1, 1), (0, 1, 3), (3, 2, 2)])
 @pytest.mark.parametrize("helpers, B, HV", [(1, 1, 1), (7, 2, 3), (5, 1, 2), (13, 2, 2)])
-def test_every_chunk_is_prepared_once(folder, own, run, lead, helpers, B, HV):
+def test_every_chunk_is_prepared_once(name, own, run, lead, helpers, B, HV):
     """The jobs of all CTAs, counted with the schedule's own arithmetic in Python."""
-    module = loader.load(folder).module
+    module = loader.load(IDEAS / name).module
     chunks, rows = 23, B * HV
     problem = type("P", (), {"B": B, "HV": HV, "NT": chunks})
     shipped = [c for c in range(lead, chunks) if (c - lead) % (own + run) >= own]

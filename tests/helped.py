@@ -1,0 +1,30 @@
+"""A rung with helpers (009 and later) on a GPU of so many SMs, and a call of it in the emulator."""
+
+from pathlib import Path
+
+from _common import target as targets
+from emulator import EmulatedTarget
+from kernels.kda import inputs
+from kernels.kda.cases import Case
+from ladder import loader
+
+IDEAS = Path(__file__).resolve().parents[1] / "ideas"
+
+
+def rung(name: str, monkeypatch, sms: int, *shares: tuple):
+    """The rung ideas/`name`; shares: its SHARES, as its kernel.py has them."""
+    rung = loader.load(IDEAS / name)
+    monkeypatch.setattr(rung.module, "multiprocessors", lambda device: sms)
+    monkeypatch.setattr(rung.module, "SHARES", shares)
+    monkeypatch.setattr(rung.module, "CALLS", type(rung.module.CALLS)())
+    return rung
+
+
+def drawn(T: int, HV: int, K: int, regime: str, form: str, B: int = 1, V: int | None = None) -> dict:
+    return inputs.make(Case("drawn", B, T, 1, HV, K, V or K, initial_state=True), regime, form, 7).call()
+
+
+def run(rung, call: dict, arch: str = "sm_90a", **options):
+    """(o, final state). options: of EmulatedTarget."""
+    with targets.use(EmulatedTarget(arch, **options)):
+        return rung.chunk_kda(**call)
