@@ -34,7 +34,7 @@ best: setup
 
 # Start an idea from a rung.  make idea FROM=4 NAME=my-idea
 idea: setup
-	$(LADDER) idea --from $(FROM) --name $(NAME)
+	$(LADDER) idea $(FROM) $(NAME)
 
 # Static proofs of a rung's sm_100a kernel.  make verify N=4
 verify: setup
