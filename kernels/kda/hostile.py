@@ -21,6 +21,9 @@ A spec is words `knob=value`; a knob that is left out keeps its default:
 LEVEL is a natural-log decay per token, constant over channels and tokens; `uneven` gives it to every second channel and
 0 to the others; `ramp` runs from 0 to it over 16 tokens, again and again; `spike` gives it to one token; `inf@T` is -inf
 at token T in every second channel.
+
+Where fewer than MANY tokens (over all batches and heads) are judged together, each q leans towards its own k or away from
+it: a lone token's o is q . k times a vector, and where that product all but cancels its error is no matter of the rung.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from kernels.kda.inputs import Inputs
 
 REGIME = "hostile"
 VOID_ABOVE = 0.1  # identical keys make every low-precision inverse err by several hundredths; what is broken errs by more
+MANY = 32  # tokens; from here on the rows' common scale, and the worst of so many low-precision rows, bear a q . k that cancels
 SIZES = ("B", "T", "H", "HV", "K", "V")
 BASES = ("slow", "strong", "mixed", "init")
 CHOICES = {
@@ -116,6 +120,8 @@ def make(text: str, seed: int, device: torch.device | str = "cpu") -> Inputs:
     if spec.gate not in BASES:
         t["g"] = _gate(spec, t, flags)
     t["k"] = _keys(spec, t["k"], generator)
+    if spec.B * spec.T * spec.H < MANY:
+        t["q"] = _leaning(t["q"], t["k"])
     if spec.beta != "random":
         t["beta"] = _beta(spec, t["beta"])
     t["v"] = _scaled(spec.values, t["v"])
@@ -184,6 +190,15 @@ def _keys(spec: Spec, k: torch.Tensor, generator: torch.Generator) -> torch.Tens
         return k.contiguous()
     factor = {"random": 1.0, "zero": 0.0, "tiny": 2.0**-12, "long": 1.4 if spec.form == "pre" else 1e4}[spec.keys]
     return (k.float() * factor).to(k.dtype)
+
+
+def _leaning(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """q of the same length and dtype, leaning towards k, or away from it if it already does: by 1 / sqrt(K), what is usual
+    of a random cosine, so that no cosine is less than about that."""
+    x, unit = q.double(), torch.nn.functional.normalize(k.double(), dim=-1)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    side = torch.where((x * unit).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+    return (length * torch.nn.functional.normalize(x + side * length * unit / q.shape[-1] ** 0.5, dim=-1)).to(q.dtype)
 
 
 def _beta(spec: Spec, beta: torch.Tensor) -> torch.Tensor:

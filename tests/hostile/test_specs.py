@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.kda import budget, hostile, oracle
+from kernels.kda import budget, hostile, inputs, oracle
 
 ALL = list(dict.fromkeys(spec for core, more in hostile.FAMILIES.values() for spec in core + more))
 
@@ -31,6 +31,54 @@ def test_specs_are_their_own_names():
         spec = hostile.parse(text)
         assert hostile.parse(str(spec)) == spec and spec.case.name == str(spec)
         assert hostile.make(str(spec), 1).case == spec.case
+
+
+FEW = [str(spec) for spec in map(hostile.parse, ALL) if spec.B * spec.T * spec.H < hostile.MANY]
+
+
+def recurrent(q, k, v, g, beta, scale=None, **flags):
+    """Another honest evaluation: token by token in fp32, operands of every product in the type of q (so the state, which
+    `budget.low_precision` never rounds within a chunk)."""
+    x, rounded = oracle.prepare(q, k, v, g, beta, scale, **flags, dtype=torch.float32), lambda t: t.to(q.dtype).float()
+    S, o = x.state.clone(), torch.empty_like(v)
+    for t in range(q.shape[1]):
+        S, key = x.g[:, t].exp()[..., None] * S, rounded(x.k[:, t])
+        error = x.beta[:, t, :, None] * (x.v[:, t] - torch.einsum("bhk,bhkv->bhv", key, rounded(S)))
+        S = S + key[..., None] * rounded(error)[..., None, :]
+        o[:, t] = x.scale * torch.einsum("bhk,bhkv->bhv", rounded(x.q[:, t]), rounded(S))
+    return o, S
+
+
+def complaints(text, seed):
+    call = hostile.make(text, seed).call()
+    reference = budget.reference(oracle.recurrent(**call), hostile.VOID_ABOVE, **call)
+    return [v.reason for v in budget.judge(*recurrent(**call), reference) if not v.passed]
+
+
+def test_a_lone_token_is_not_judged_by_a_product_that_cancels(monkeypatch):
+    """At seed 210 q . k all but cancels: drawn as it comes, a second honest evaluation is outside the budget of the first, or
+    the first is too far off to judge anybody."""
+    assert complaints("T=1", 210) == complaints("T=1 form=prod gate=strong", 210) == []
+    monkeypatch.setattr(hostile, "MANY", 0)
+    assert "exceeds the budget" in complaints("T=1", 210)[0]
+    assert "void" in complaints("T=1 form=prod gate=strong", 210)[0]
+
+
+@pytest.mark.parametrize("text", FEW)
+def test_few_tokens_are_judged_alike_by_two_honest_evaluations(text):
+    assert [found for seed in range(20) for found in complaints(text, seed)] == []
+
+
+@pytest.mark.parametrize("text", FEW)
+def test_where_tokens_are_few_no_product_of_q_and_k_cancels(text):
+    q, k = (hostile.make(text, 3).tensors[name].double() for name in "qk")
+    assert torch.nn.functional.cosine_similarity(q, k, dim=-1).abs().min() > 0.98 / q.shape[-1] ** 0.5
+
+
+def test_where_tokens_are_many_they_are_drawn_as_they_come():
+    spec = hostile.parse("T=16 H=2")
+    drawn = hostile.make(str(spec), 3).tensors["q"]
+    assert torch.equal(drawn, inputs.make(spec.case, "slow", "pre", 3).tensors["q"])
 
 
 def test_same_seed_same_values():
