@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -193,11 +194,16 @@ def test_choices_do_not_pile_up(rungs, monkeypatch):
     """As many as the contract remembers, none of them for a call that it has forgotten."""
     monkeypatch.setattr(contract, "_PROBLEMS_KEPT", 2)
     rungs.add()
-    chunk_kda = dispatcher(rungs.root)
+    chunk_kda, others = dispatcher(rungs.root), alive()
     for T in range(16, 22):
         chunk_kda(**drawn(T=T))
     gc.collect()
-    assert sorted(p.T for p in gc.get_objects() if type(p) is contract.Problem and p.H == 1 and 16 <= p.T < 22) == [20, 21]
+    assert sorted(p.T for p in alive() if not any(p is other for other in others)) == [20, 21]
+
+
+def alive() -> list[contract.Problem]:
+    """In this process: other tests' too."""
+    return [p for p in gc.get_objects() if type(p) is contract.Problem]
 
 
 IDLE = """
@@ -216,8 +222,10 @@ def test_the_choice_costs_less_than_the_rungs_own_bookkeeping(rungs):
     (rungs.root / "ideas" / "001-rung-1" / "kernel.py").write_text(IDLE)
     chunk_kda, own, call = dispatcher(rungs.root), loader.load(rungs.root / "ideas" / "001-rung-1").chunk_kda, drawn()
     chunk_kda(**call)
-    times = {run: min(timeit.repeat(partial(run, **call), timer=time.thread_time, number=500, repeat=9)) / 500 * 1e6
-             for run in (own, chunk_kda)}  # fmt: skip
+    timers = {run: timeit.Timer(partial(run, **call), timer=time.thread_time) for run in (own, chunk_kda)}
+    times = dict.fromkeys(timers, math.inf)
+    for run in (own, chunk_kda) * 9:  # in turn: a machine that is slow for a while is slow for both
+        times[run] = min(times[run], timers[run].timeit(500) / 500 * 1e6)
     added = times[chunk_kda] - times[own]
     print(f"the rung {times[own]:.1f} us, the choice {added:.1f} us more")
     assert added < 0.8 * times[own]

@@ -14,6 +14,13 @@ RNG = np.random.default_rng(7)
 EDGE = np.array([0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF], np.uint32)
 
 
+@pytest.fixture(autouse=True)
+def same_draws():
+    """For each test, whichever ran before it in this process."""
+    RNG.bit_generator.state = np.random.default_rng(7).bit_generator.state
+    torch.manual_seed(7)
+
+
 def words(n=64, dtype=np.uint32):
     x = RNG.integers(0, 1 << 8 * np.dtype(dtype).itemsize, n, dtype=f"u{np.dtype(dtype).itemsize}")
     x[: len(EDGE)] = EDGE[:n].astype(x.dtype)

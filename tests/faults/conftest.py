@@ -15,7 +15,8 @@ from ladder import record as records
 from tests.runner.conftest import Forge
 
 PROJECT = Path(__file__).resolve().parents[2]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
+# No bytecode: on a disk that is full for one process only it would be cut off in the project's own __pycache__, unreadable from then on.
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT), "PYTHONDONTWRITEBYTECODE": "1"}
 README = "# A ladder\n\n<!-- ladder:rungs -->\n<!-- /ladder:rungs -->\n\nThe end.\n"
 
 
