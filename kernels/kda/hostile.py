@@ -23,7 +23,7 @@ LEVEL is a natural-log decay per token, constant over channels and tokens; `unev
 at token T in every second channel.
 
 Where fewer than MANY tokens (over all batches and heads) are judged together, each q leans towards its own k or away from
-it: a lone token's o is q . k times a vector, and where that product all but cancels its error is no matter of the rung.
+it: a lone token's o is q . k times a vector, and where that product all but cancels, any rounding of q or k is as large as o.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kernels.kda.inputs import Inputs
 
 REGIME = "hostile"
 VOID_ABOVE = 0.1  # identical keys make every low-precision inverse err by several hundredths; what is broken errs by more
-MANY = 32  # tokens; from here on the rows' common scale, and the worst of so many low-precision rows, bear a q . k that cancels
+MANY = 32  # tokens; from here on the rows' common scale bears a q . k that cancels
 SIZES = ("B", "T", "H", "HV", "K", "V")
 BASES = ("slow", "strong", "mixed", "init")
 CHOICES = {
