@@ -129,7 +129,7 @@ def test_a_hanging_rung_ends_with_its_killed_runner(place):
     process = subprocess.Popen([sys.executable, "-m", "ladder", "check", "2", "--root", str(place.root), "--properties", "causality"],
                                start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)  # fmt: skip
     deadline = time.monotonic() + 120
-    while not busy(process.pid) and time.monotonic() < deadline:
+    while not (hanging := busy(process.pid)) and time.monotonic() < deadline:
         time.sleep(0.5)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -137,7 +137,7 @@ def test_a_hanging_rung_ends_with_its_killed_runner(place):
         time.sleep(0.2)
     for line in left:
         os.kill(int(line.split()[0]), signal.SIGKILL)
-    assert left == []
+    assert hanging and left == []
 
 
 def busy(leader: int) -> bool:
