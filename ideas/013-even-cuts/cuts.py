@@ -1,0 +1,189 @@
+"""How far before each cut a share must walk: the kernel in front of the one of even shares (shares.py).
+
+A token acts on the state as (I - beta k k^T) diag(2^l) (ALGORITHM.md, 19): its norm is at most 2^max_c(l_c) times
+max(1, |beta |k|^2 - 1|), and the second factor is 1 for normalised k and beta in [0, 2]. A chunk's fade is the sum of both
+logarithms over its tokens (rung 007). walks[i]: the least number of chunks before share i's first whose fades sum to -40
+or less; fewer where the strip begins before that; WALK + 1 where not even WALK chunks are enough. A NaN closes nothing.
+
+One CTA a cut, eight warps: warp = 8 tokens of each chunk, lane = K / 32 channels.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, select_
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.memory import SmemAllocator
+
+from . import ptx
+from .forward import ELEMENT, IO
+from .operands import LOG2E, Operands
+from .shares import begin
+from .tiles import CHUNK, WALK
+
+CLOSED = -40.0  # log2: what a state comes down by before it may be dropped
+WARPS = 8
+TOKENS = CHUNK // WARPS  # of a warp and chunk
+
+
+class KdaCuts(Operands):
+    """The jit function of one static configuration."""
+
+    def __init__(self, K: int, V: int, dtype: str, gate: str, l2norm: bool, beta_sigmoid: bool, g_dtype: str, beta_dtype: str,
+                 dt_bias: bool, v_tile: int):  # fmt: skip
+        """As those of Forward; gate "log" or "safe". ValueError: a parameter outside its domain."""
+        if gate not in ("log", "safe"):
+            raise ValueError(f"gate: got {gate}, accepted log or safe")
+        self.K, self.n_v, self.io, self.gate, self.dt_bias = K, V // v_tile, IO[dtype], gate, dt_bias
+        self.l2norm, self.beta_sigmoid, self.grows = l2norm, beta_sigmoid, not (l2norm and beta_sigmoid)
+        self.g_element, self.beta_element = ELEMENT[g_dtype], ELEMENT[beta_dtype]
+        self.pair = {"bfloat16": "bf16", "float16": "f16"}[dtype]
+        self.channels = K // 32  # of a lane
+
+    @cute.jit
+    def __call__(
+        self,
+        k: cute.Tensor,  # [B, T, H, K] io
+        g: cute.Tensor,  # [B, T, HV, K]: ln decay (gate "log") or raw
+        beta: cute.Tensor,  # [B, T, HV], or its logits
+        a_log: cute.Tensor | None,  # [HV] fp32, None for gate "log"
+        dt_bias: cute.Tensor | None,  # [HV * K] fp32 or None
+        told: cute.Tensor,  # int32, its first [shares] written
+        shares: Int32,
+        lower_bound: Float32,  # ln units, gate "safe"
+        stream,
+    ):
+        self.kda_forward_cuts(k, g, beta, a_log, dt_bias, told, shares, lower_bound).launch(
+            grid=(shares, 1, 1), block=(32 * WARPS, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kda_forward_cuts(
+        self,
+        k: cute.Tensor,
+        g: cute.Tensor,
+        beta: cute.Tensor,
+        a_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
+        told: cute.Tensor,
+        shares: Int32,
+        lower_bound: Float32,
+    ):
+        B, T, HV, H = g.shape[0], g.shape[1], g.shape[2], k.shape[2]
+        chunks, warp, lane = cute.ceil_div(T, CHUNK), cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
+        bid, _, _ = cute.arch.block_idx()
+        first = begin(B * HV * self.n_v * chunks, shares, bid)
+        row, c = first // chunks // self.n_v, first % chunks
+        b, hv = row // HV, row % HV
+        x = SimpleNamespace(
+            k=k.iterator.toint(), g=g.iterator.toint(), beta=beta, lane=lane, channel=lane * self.channels, HV=HV, H=H,
+            hv=hv, key_head=hv // (HV // H), lower_bound=lower_bound,
+        )  # fmt: skip
+        coefficients = cute.make_rmem_tensor(1 + self.channels, Float32)
+        x.a_log, x.dt_bias = a_log, dt_bias
+        self.load_coefficients(x, hv, coefficients)
+        x.coefficients = self.gate_coefficients(x, coefficients)
+
+        fades = cute.make_tensor(SmemAllocator().allocate_array(Float32, WALK * WARPS), cute.make_layout((WARPS, WALK)))
+        for back in cutlass.range_constexpr(WALK):
+            fade = Float32(0.0)
+            token = Int64(b) * T + ((c - 1 - back) * CHUNK + warp * TOKENS)
+            for i in cutlass.range_constexpr(TOKENS):
+                fade = fade + self.token_fade(x, token + i, c - back)
+            if lane == 0:
+                fades[warp, back] = fade
+        cute.arch.sync_threads()
+        if warp == 0:
+            walk, total = select_(c <= WALK, c, Int32(WALK + 1)), Float32(0.0)
+            for back in cutlass.range_constexpr(WALK):
+                for w in cutlass.range_constexpr(WARPS):
+                    total = total + fades[w, back]
+                walk = select_((total <= CLOSED) & (walk > back + 1), Int32(back + 1), walk)
+            if lane == 0:
+                told[bid] = walk
+
+    def token_fade(self, x, token: Int64, exists: Int32) -> Float32:
+        """log2 of the bound on what a token leaves of any state; the same in all lanes. Of no meaning unless exists > 0."""
+        words = self.channels * self.g_element.width // 32
+        at = x.g + ((token * x.HV + x.hv) * self.K + x.channel) * (self.g_element.width // 8)
+        raw = ptx.ldg_if(exists, 0, at, words)
+        values = [w.bitcast(Float32) for w in raw] if self.g_element is Float32 else self.unpacked(raw)
+        if self.gate == "log":
+            steps = [value * LOG2E for value in values]
+        else:
+            steps = [self.unit_decay(value, x.coefficients, j) * x.coefficients[2] for j, value in enumerate(values)]
+        most = steps[0]
+        for step in steps[1:]:
+            most = ptx.fmax(most, step)
+        for i in range(5):
+            most = ptx.fmax(most, cute.arch.shuffle_sync_bfly(most, 1 << i))
+        return most + self.key_growth(x, token, exists) if self.grows else most
+
+    def key_growth(self, x, token: Int64, exists: Int32) -> Float32:
+        """log2 max(1, |beta |k|^2 - 1|)."""
+        square = Float32(1.0)
+        if not self.l2norm:
+            at = x.k + ((token * x.H + x.key_head) * self.K + x.channel) * 2
+            square = Float32(0.0)
+            for value in self.unpacked(ptx.ldg_if(exists, 0, at, self.channels // 2)):
+                square = ptx.fma(value, value, square)
+            for i in range(5):
+                square = square + cute.arch.shuffle_sync_bfly(square, 1 << i)
+        load = ptx.ldg_if if self.beta_element is Float32 else ptx.ldg_half_if
+        at = x.beta.iterator.toint() + (token * x.HV + x.hv) * (self.beta_element.width // 8)
+        word = load(exists, 0, at)[0]
+        beta = word.bitcast(Float32) if self.beta_element is Float32 else ptx.unpack(word, self.pair)[0]
+        if self.beta_sigmoid:
+            beta = ptx.rcp(ptx.ex2(beta * (-LOG2E)) + 1.0)
+        reach = beta * square - 1.0
+        reach = ptx.fmax(reach, -reach)
+        return select_(reach <= 1.0, Float32(0.0), ptx.lg2(reach))
+
+    def unpacked(self, words) -> list[Float32]:
+        return [value for word in words for value in ptx.unpack(word, self.pair)]
+
+    def load_coefficients(self, x, hv, out: cute.Tensor) -> None:
+        """A_log of value head hv, and dt_bias of the lane's channels."""
+        out.fill(0.0)
+        if self.gate != "log":
+            out[0] = x.a_log[hv]
+            for j in range(self.channels if self.dt_bias else 0):
+                out[1 + j] = x.dt_bias[hv * self.K + x.channel + j]
+
+    def gate_coefficients(self, x, loaded: cute.Tensor):
+        """Operands.gate_coefficients, for the lane's channels."""
+        if self.gate == "log":
+            return None
+        slope = ptx.ex2(loaded[0] * LOG2E) * (-LOG2E)
+        return slope, [slope * loaded[1 + j] for j in range(self.channels)], x.lower_bound * LOG2E
+
+    def fake_arguments(self) -> tuple:
+        """What to compile __call__ with, for TVM-FFI: contiguous; B, T, H, HV are free."""
+        B, T, H, HV, flat, words = (cute.sym_int() for _ in range(6))
+
+        def fake(element, *shape):
+            order = tuple(reversed(range(len(shape))))
+            return make_fake_compact_tensor(element, shape, stride_order=order, assumed_align=16)
+
+        raw = self.gate != "log"
+        return (
+            fake(self.io, B, T, H, self.K), fake(self.g_element, B, T, HV, self.K),
+            make_fake_compact_tensor(self.beta_element, (B, T, HV), stride_order=(2, 1, 0)),
+            fake(Float32, HV) if raw else None, fake(Float32, flat) if raw and self.dt_bias else None,
+            fake(Int32, words), Int32(1), Float32(-5.0), make_fake_stream(use_tvm_ffi_env_stream=True),
+        )  # fmt: skip
+
+
+KdaCuts.kda_forward_cuts.set_name_prefix("kda_forward_cuts", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
+def build(arch: str, **params):
+    """(jit function, fake arguments) of one configuration, to be compiled for `arch` with TVM-FFI. params: KdaCuts.__init__;
+    arguments of the compiled function: KdaCuts.__call__. ValueError: a parameter outside its domain."""
+    if arch != "sm_90a":
+        raise ValueError(f"arch: got {arch}, accepted sm_90a")
+    fn = KdaCuts(**params)
+    return fn, fn.fake_arguments()

@@ -1,0 +1,125 @@
+"""Every CTA the same number of chunks, whichever rows they belong to, where each cut's state is known to have faded.
+
+A strip is a row (batch, value head) at one tile of V; the chunks of all strips, one strip after the other, are cut into as many shares as
+there are CTAs. A share that begins inside a strip walks `walks[i]` chunks before it for the state alone, from zero
+(cuts.py: what it drops arrives 2^-40 as large or less; at the strip's first chunk it begins with h0 and drops nothing).
+Where any cut stays open this kernel does nothing, and rung 010's, launched after it, everything.
+
+2^-40 of what? A state that had been 2^30 times as large as any that follows would still be seen, and a NaN in it always.
+So the CTA that holds the dropped state compares: `lost[i]` is 1 unless the largest |h| at the place where CTA i + 1
+starts from zero is finite and at most 2^14 times the largest |h| at the cut. Any one, and 010's kernel does everything again.
+With sqrt(K V) <= 2^8 between the largest entry and the norm, what a kept cut drops is 2^-18 of the state, io's rounding 2^-9.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, select_
+
+from . import ptx
+from .tiles import CHUNK, SLOTS, WALK, WG_V
+
+APART = 14 << 7  # 2^14 as bits of bf16
+INFINITE = 0x7F80
+
+
+def begin(total: Int32, ctas: Int32, i: Int32) -> Int32:
+    """Where share i of all chunks begins, and share i - 1 ends."""
+    return total // ctas * i + cutlass.min(i, total % ctas)
+
+
+class Shares:
+    """What Helpers is to a walk of whole rows, and a CTA's walk over its pieces of strips."""
+
+    receives, marks = False, True
+
+    def plan_of(self, bid, turns, size, walks) -> SimpleNamespace:
+        total = size.B * size.HV * size.n_v * size.chunks
+        first, end = (begin(total, size.shares, i) for i in (bid, bid + 1))
+        return SimpleNamespace(**vars(size), bid=bid, begin=first, end=end, start=first - walks[bid], roams=cutlass.Boolean(True), helps=cutlass.Boolean(False))
+
+    def wanted(self, walks: cute.Tensor, lost: cute.Tensor):
+        """Whether all cuts are closed."""
+        return self.count_above(walks, WALK) == 0
+
+    # ---- PREP ------------------------------------------------------------------------------------------------------
+
+    def jobs(self, plan) -> Int32:
+        return plan.end - plan.start
+
+    def chunk_at(self, plan, at: Int32) -> SimpleNamespace:
+        """Chunk c of batch b, value head hv and V tile u, of the at-th chunk of all."""
+        strip = at // plan.chunks
+        row = strip // plan.n_v
+        return SimpleNamespace(c=at % plan.chunks, b=row // plan.HV, hv=row % plan.HV, u=strip % plan.n_v)
+
+    def first_job(self, plan) -> SimpleNamespace:
+        return self.chunk_at(plan, plan.start)
+
+    def next_job(self, plan, job) -> SimpleNamespace:
+        """Without a division, which would cost as much as a phase."""
+        c = job.c + 1
+        strip = c == plan.chunks
+        u = job.u + select_(strip, Int32(1), Int32(0))
+        row = u == plan.n_v
+        hv = job.hv + select_(row, Int32(1), Int32(0))
+        batch = hv == plan.HV
+        return SimpleNamespace(c=select_(strip, Int32(0), c), b=job.b + select_(batch, Int32(1), Int32(0)),
+                               hv=select_(batch, Int32(0), hv), u=select_(row, Int32(0), u))  # fmt: skip
+
+    def place_of(self, plan, job, n: Int32):
+        """Slot and phase of the ring of a CTA's n-th job."""
+        return n % SLOTS, (n // SLOTS) & 1
+
+    # ---- SCAN ------------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def walk_share(self, operands, s_v, v, o, bars, at, group: Int32):
+        """A warpgroup's walk over the pieces of strips that the CTA's share consists of."""
+        plan = at.plan
+        s_values = cute.local_tile(s_v, (WG_V, CHUNK), (group, 0, None))
+        drop = self.dropped_at(plan, at.walks)
+        before, after, n, left = Int32(0), Int32(0), Int32(0), plan.end - plan.start
+        while left > 0:
+            place = self.chunk_at(plan, plan.start + n)
+            block = place.u * self.groups + group
+            tile = (WG_V, CHUNK), (block, None, place.hv, place.b)
+            stop = cutlass.min(plan.chunks, place.c + left)
+            piece = SimpleNamespace(
+                n=n, first=place.c, stop=stop, chunks=plan.chunks, out=place.c + cutlass.max(plan.begin - plan.start - n, 0),
+                mark=cutlass.max(place.c, cutlass.min(stop, place.c + drop - n)),
+            )  # fmt: skip
+            before, after = self.scan(
+                operands, s_values, self.tma(*v, s_values, *tile), self.tma(*o, s_values, *tile), bars, piece, group,
+                at.h0, at.ht, place.b, place.hv, block * WG_V, at.scale,
+            )  # fmt: skip
+            n += stop - place.c
+            left -= stop - place.c
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        self.store_lost(plan, at, drop, before, after)
+
+    def dropped_at(self, plan, walks: cute.Tensor) -> Int32:
+        """At which of this CTA's chunks the next CTA starts from zero; all of them if it drops nothing."""
+        following = cutlass.min(plan.bid + 1, plan.shares - 1)
+        start = plan.end - walks[following]
+        drops = (plan.bid + 1 < plan.shares) & (plan.end % plan.chunks > 0) & (start % plan.chunks > 0)
+        return select_(drops, start, plan.end) - plan.start
+
+    @cute.jit
+    def store_lost(self, plan, at, drop: Int32, before: Int32, after: Int32):
+        """lost[bid], from all of SCAN's warps' largest |h|."""
+        warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
+        warps = self.threads_scan // 32
+        if lane == 0:
+            ptx.sts(at.address["peaks"] + warp * 8, before)
+            ptx.sts(at.address["peaks"] + warp * 8, after, 4)
+        cute.arch.barrier(barrier_id=3 + self.groups, number_of_threads=self.threads_scan)
+        if warp == 0:
+            mine = at.address["peaks"] + cutlass.min(lane, warps - 1) * 8
+            before, after = ptx.redux_max(ptx.lds(mine)), ptx.redux_max(ptx.lds(mine, 4))
+            kept = (before < INFINITE) & (before <= after + APART)
+            if lane == 0:
+                at.lost[plan.bid] = select_(kept | (drop == plan.end - plan.start), Int32(0), Int32(1))

@@ -1,0 +1,154 @@
+"""Rung 013, executed from its PTX on the CPU: who works is decided on the device, and either answer is right."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from emulator.races import Races
+from kernels.kda import budget, oracle
+from ladder import loader
+from tests.helped import IDEAS, drawn, run
+from tests.helped import rung as helped_rung
+
+NAME, OPEN = "013-even-cuts", 4  # what walks holds where three chunks are not enough
+
+
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+class Watched:
+    """The rung on a GPU of so many SMs, with even shares of 4 chunks and more, and what its kernels told each other."""
+
+    def __init__(self, monkeypatch, sms: int, *shares: tuple):
+        self.rung = helped_rung(NAME, monkeypatch, sms, *shares)
+        self.told = []
+        module, either = self.rung.module, self.rung.module.either
+        monkeypatch.setattr(module, "EVEN", (0, 4))
+
+        def watched(*kernels):
+            launch = either(*kernels)
+
+            def launched(*operands):
+                launch(*operands)
+                walks, lost = operands[11][: 2 * sms].reshape(2, sms).tolist()
+                self.told.append((walks, lost))
+
+            return launched
+
+        monkeypatch.setattr(module, "either", watched)
+
+    def __call__(self, call: dict, **options):
+        return run(self.rung, call, **options)
+
+
+def by_rows(monkeypatch, sms: int, call: dict, *shares: tuple):
+    """What rung 010's kernel alone gives."""
+    rung = helped_rung(NAME, monkeypatch, sms, *shares)
+    with monkeypatch.context() as patch:
+        patch.setattr(rung.module, "even", lambda p: 0)
+        return run(rung, call)
+
+
+def passes(call: dict, out) -> bool:
+    return all(v.passed for v in budget.judge(*out, budget.reference(oracle.chunked(**call), **call)))
+
+
+@pytest.mark.parametrize("T, B, HV, K, V, form, sms, inside", [
+    (1500, 1, 2, 64, 64, "prod", 3, [0, 1, 1]),  # 48 chunks by three: one cut in either row
+    (512, 1, 3, 64, 64, "pre", 6, [0, 1, 0, 1, 0, 1]),  # every other cut where a row begins
+    slow(640, 2, 2, 64, 64, "prod", 5, [0, 1, 1, 1, 1]),  # 40 chunks by five, over batches
+    slow(1100, 1, 1, 64, 64, "pre", 4, [0, 1, 1, 1]),  # 18 chunks by four: shares of 5 and 4
+    slow(700, 1, 1, 128, 128, "prod", 2, [0, 1]),
+    slow(700, 1, 1, 128, 128, "pre", 2, [0, 1]),
+    slow(520, 1, 1, 128, 256, "prod", 4, [0, 1, 1, 1]),  # two strips a row, of nine chunks
+])  # fmt: skip
+def test_strong_gates_close_every_cut(monkeypatch, T, B, HV, K, V, form, sms, inside):
+    call, rung = drawn(T, HV, K, "strong", form, B, V), Watched(monkeypatch, sms)
+    out = rung(call)
+    ((walks, lost),) = rung.told
+    assert [min(walk, 1) for walk in walks] == inside and max(walks) < OPEN and not any(lost)
+    assert passes(call, out)
+    for ours, rows in zip(out, by_rows(monkeypatch, sms, call)):
+        assert (ours - rows).abs().max() <= 2.0**-8 * rows.abs().max()
+
+
+@pytest.mark.parametrize("regime, form, helped", [("slow", "prod", ()), ("mixed", "pre", ((0, 64, 0, 1, 1),)), slow("slow", "pre", ((0, 64, 1, 2, 0),))])
+def test_open_cuts_leave_the_work_to_rows(monkeypatch, regime, form, helped):
+    call, rung = drawn(600, 1, 64, regime, form), Watched(monkeypatch, 2, *helped)
+    out = rung(call)
+    assert [walks for walks, _ in rung.told] == [[0, OPEN]]
+    assert all(map(torch.equal, out, by_rows(monkeypatch, 2, call, *helped))) and passes(call, out)
+
+
+def test_a_dropped_state_that_would_be_seen(monkeypatch):
+    """The gates close the cut, and the values before the walk are 2^80 times those after it: the CTA that holds them says so."""
+    call, rung = drawn(600, 1, 64, "strong", "pre"), Watched(monkeypatch, 2)
+    call["g"].fill_(-0.35)  # in all channels: the bound is what happens
+    call["v"][:, :192] *= 2.0**80
+    out = rung(call)
+    assert rung.told == [([0, 2], [1, 0])]
+    assert all(map(torch.equal, out, by_rows(monkeypatch, 2, call))) and passes(call, out)
+
+    def shares_alone(cuts, shares, rows):
+        def launch(*x):
+            cuts(x[1], *x[3:7], *x[11:13], x[-1])
+            shares(*x)
+
+        return launch
+
+    monkeypatch.setattr(rung.rung.module, "either", shares_alone)
+    monkeypatch.setattr(rung.rung.module, "CALLS", type(rung.rung.module.CALLS)())
+    after, alone = (x[0][0, 320].float() for x in (out, rung(call)))  # the first token after the cut
+    assert (alone - after).norm() > 0.5 * after.norm()
+
+
+@pytest.mark.parametrize("token", [3, 330])
+def test_a_nan_stays(monkeypatch, token):
+    """As in a walk of rows: from its chunk to the end, whichever share it is in."""
+    call, rung = drawn(600, 1, 64, "strong", "prod"), Watched(monkeypatch, 2)
+    call["v"][0, token] = math.nan
+    o, state = rung(call)
+    bad = o.isnan().flatten(2).any(2)[0]
+    assert not bad[: token // 64 * 64].any() and bad[token // 64 * 64 + 64 :].all() and state.isnan().any()
+
+
+def test_walks_are_those_of_the_fades(monkeypatch):
+    """Beside fades in fp64, with gates such that cuts close after one, two or three chunks, or not."""
+    call, rung = drawn(8 * 64, 2, 64, "strong", "pre"), Watched(monkeypatch, 4)
+    gates, seen = call["g"], set()
+    for scale in (2.0, 1.0, 0.6, 0.3):
+        call["g"] = (gates * scale).clamp(min=-5)
+        rung(call)
+        walks, _ = rung.told[-1]
+        peaks = call["g"].double().amax(-1)[0] / math.log(2)  # [T, HV]
+        expected = []
+        for share in range(4):
+            row, c = divmod(share * 4, 8)
+            fades = [float(peaks[64 * (c - n) : 64 * c, row].sum()) for n in range(1, min(c, 3) + 1)]
+            closed = [n for n, fade in enumerate(fades, 1) if fade <= -40]
+            expected.append(closed[0] if closed else c if c <= 3 else OPEN)
+        assert walks == expected
+        seen |= set(walks)
+    assert seen == {0, 1, 2, 3, OPEN}
+
+
+@pytest.mark.parametrize("regime, form", [("strong", "prod"), slow("strong", "pre")])
+def test_no_races(monkeypatch, regime, form):
+    races, call, rung = Races(), drawn(520, 1, 64, regime, form), Watched(monkeypatch, 2)
+    assert passes(call, rung(call, seed=3, watch=races)) and not races.report()
+    assert rung.told == [([0, 2], [0, 0])]
+
+
+@pytest.mark.parametrize("rows, chunks, sms, V, expected", [
+    (96, 128, 132, 128, 0), (64, 128, 132, 128, 132), (32, 512, 132, 128, 132), (24, 128, 132, 128, 132), (12, 32, 132, 128, 0),
+    (128, 64, 132, 128, 0), (200, 128, 132, 128, 132), (256, 128, 132, 256, 0), (12, 2, 132, 128, 0),
+])  # fmt: skip
+def test_where_even_shares_pay(monkeypatch, rows, chunks, sms, V, expected):
+    module = loader.load(IDEAS / NAME).module
+    monkeypatch.setattr(module, "multiprocessors", lambda device: sms)
+    problem = SimpleNamespace(B=1, HV=rows, V=V, NT=chunks, device=torch.device("cpu"), safe_gate=True, io_dtype=torch.bfloat16)
+    assert module.even(problem) == expected
+    assert module.even(SimpleNamespace(**{**vars(problem), "safe_gate": False})) == 0
