@@ -58,11 +58,12 @@ out=$(mkdir -p "${1:?usage: run OUT [RUNG ...]}" && cd "$1" && pwd); rungs=("${@
 . "$(dirname "$0")/activate" || exit
 cd "$bundle/code"
 kept=$(mktemp -d)
-pack() {
-  tar -C "$kept" -czf "$out/.records.tgz" .; [[ $? -le 1 ]] && mv "$out/.records.tgz" "$out/records.tgz"  # 1: a log grew meanwhile
+pack() {  # a tar that outlives the shell that is killed below writes to a name of its own
+  local part="$out/.records.$BASHPID.tgz"
+  tar -C "$kept" -czf "$part" .; [[ $? -le 1 ]] && mv "$part" "$out/records.tgz"  # 1: a log grew meanwhile
 }
 while sleep 20 && kill -0 $$ 2>/dev/null; do pack; done >/dev/null 2>&1 & packing=$!  # a run that is cut short leaves what it had
-trap 'kill $packing; wait $packing; pack; rm -r "$kept"' EXIT
+trap 'kill $packing; wait $packing; rm -f "$out"/.records.*; pack; rm -r "$kept"' EXIT
 [[ ${#rungs[@]} -gt 0 ]] || rungs=($(python3 -c 'from ladder import manifest as m; print(*m.load().numbers())'))
 python3 -m ladder.warm "${rungs[@]}"
 pids=()  # checks need no quiet machine: all rungs at once

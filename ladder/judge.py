@@ -6,13 +6,14 @@ that nothing a rung does to its own copy matters.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,9 +94,11 @@ class Judge:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=_roomy())
-        self._held = _hold(Path(self.folder.name))
-        _sweep(Path(self.folder.name).parent)
+        place = Path(_roomy() or tempfile.gettempdir())
+        with _alone(place):  # else another's sweep may take a folder that nobody holds yet
+            self.folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place)
+            self._held = _hold(Path(self.folder.name))
+            _sweep(place)
         self._kept: OrderedDict[tuple, Any] = OrderedDict()
         self.computed = 0
 
@@ -159,6 +162,17 @@ class Judge:
 
 def _size(reference: Any) -> int:
     return reference.o.nbytes + reference.state.nbytes
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """No other runner makes or sweeps folders in `place` meanwhile."""
+    fd = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _hold(folder: Path) -> int:

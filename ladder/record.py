@@ -163,7 +163,7 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=20)
         if head.returncode == 0:
             status = subprocess.run(
-                ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)ideas/*/records"],
+                ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)ideas/*/records"],
                 cwd=root, capture_output=True, text=True, timeout=20)  # fmt: skip
             return head.stdout.strip(), bool(status.stdout.strip())
     return None, None

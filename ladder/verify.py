@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -171,8 +172,8 @@ def _edits(edits: list[Edit]) -> str:
 
 @contextmanager
 def _workplace(ptx: str, launch: Launch) -> Iterator[Path]:
-    """A scratch folder with the verifier's input; one run at a time on this machine, each takes gigabytes."""
-    with open(Path(tempfile.gettempdir()) / "kda-ladder-verify.lock", "w") as lock:
+    """A scratch folder with the verifier's input; one run at a time of a user on this machine, each takes gigabytes."""
+    with open(Path(tempfile.gettempdir()) / f"kda-ladder-verify-{os.getuid()}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder = Path(tempfile.mkdtemp(prefix="verify-"))
         try:

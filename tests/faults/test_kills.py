@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -159,3 +160,22 @@ def test_shared_memory_of_a_killed_runner_is_swept(tmp_path, monkeypatch):
     first.close()
     second.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runners_that_start_at_once_leave_each_other_alone(tmp_path, monkeypatch):
+    """No judge's sweep takes a folder that another has made and not yet held."""
+    monkeypatch.setattr(judge, "_roomy", lambda: str(tmp_path))
+    fork = multiprocessing.get_context("fork")
+    start = fork.Barrier(2)
+
+    def judges():
+        for _ in range(300):
+            start.wait(60)
+            judge.Judge(torch.device("cpu")).close()
+
+    runners = [fork.Process(target=judges) for _ in range(2)]
+    for runner in runners:
+        runner.start()
+    for runner in runners:
+        runner.join(100)
+    assert [runner.exitcode for runner in runners] == [0, 0]
