@@ -5,7 +5,6 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import pytest
 import typer
 
 from ladder.cli import app
@@ -13,8 +12,6 @@ from ladder.cli import app
 PROJECT = Path(__file__).resolve().parents[2]
 VARIABLES = {"rung": ["N=4"], "verify": ["N=4"], "idea": ["FROM=4", "NAME=my-idea"]}
 PLACEHOLDERS = {"[RUNGS]": "4", "NNN": "4"}
-README = re.findall(r"python -m ladder ([^`#\n]+)", (PROJECT / "README.md").read_text())
-TARGETS = re.findall(r"^([a-z]+):.*\n\t\$\(LADDER\)", (PROJECT / "Makefile").read_text(), re.MULTILINE)
 
 
 def parsed(arguments: str) -> dict:
@@ -31,14 +28,14 @@ def made(target: str) -> str:
     return arguments
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_what_make_runs(target):
-    assert parsed(made(target))
+def test_what_make_runs():
+    targets = re.findall(r"^([a-z]+):.*\n\t\$\(LADDER\)", (PROJECT / "Makefile").read_text(), re.MULTILINE)
+    assert set(VARIABLES) < set(targets) and all(parsed(made(target)) for target in targets)
 
 
-@pytest.mark.parametrize("arguments", README)
-def test_what_the_readme_names(arguments):
-    assert parsed(arguments)
+def test_what_the_readme_names():
+    commands = re.findall(r"python -m ladder ([^`#\n]+)", (PROJECT / "README.md").read_text())
+    assert len(commands) > 5 and all(parsed(arguments) for arguments in commands)
 
 
 def test_the_variables_arrive():
