@@ -1,5 +1,5 @@
-"""The whole KDA forward in one kernel, but for the role SCAN (scan.py). Raw q, k, v, gate and beta in, o and the final
-state out.
+"""The whole KDA forward in one kernel: what the variants for Hopper (kda_sm90.py) and Blackwell (kda_sm100.py) share,
+which is everything but SCAN. Raw q, k, v, gate and beta in, o and the final state out.
 
 One CTA walks all chunks of C = 64 tokens of one (batch, value head, V tile of 64 or 128). PREP prepares chunk c + 1 in
 shared memory while SCAN applies chunk c to the state, which stays in SCAN's registers. On SMs that would stand idle a
@@ -81,8 +81,16 @@ PREP_REGISTERS = 88  # of the 65,536 that 512 threads share; fewer threads need 
 
 
 class Forward(Prep):
-    """The jit function of one static configuration, but for SCAN: a subclass says how many threads that has
-    (`scan_threads`) and runs its warps (`run_scan`)."""
+    """The jit function of one static configuration, but for what differs between architectures: SCAN.
+
+    A subclass says how many threads SCAN has (`scan_threads`) and how many 8-byte words of shared memory of its own,
+    mbarriers for example, starts those, and runs SCAN's warps, which are SHIP's in a helper (`run_scan`).
+    """
+
+    own_words = 0
+
+    def start(self, bars, warp: Int32, helps) -> None:
+        """Initialise what SCAN alone uses: nothing in a helper (`helps`)."""
 
     def __init__(
         self,
@@ -127,7 +135,7 @@ class Forward(Prep):
         self.threads_scan, self.threads_prep = self.scan_threads(), 32 * self.warps
         self.threads = self.threads_scan + self.threads_prep
         self.keys = K // 64 * TILE  # bytes of a tile [64, K]
-        self.words = 2 + (2 + self.groups) * SLOTS  # of barriers
+        self.words = 2 + (2 + self.groups) * SLOTS  # of barriers, shared by both architectures
         # What a helper ships of a chunk: (name in shared memory, bytes), one after the other.
         self.cargo = (("qg", self.keys), ("kf", self.keys), ("kg", self.keys), ("inverse", TILE), ("aqk", TILE),
                       ("decay", K * 4), ("beta", CHUNK * 4))  # fmt: skip
@@ -227,7 +235,7 @@ class Forward(Prep):
             dots: small(CHUNK)
             diagonal: small(4 * BLOCK * BLOCK)
             peaks: small(32)
-            barriers: cute.struct.MemRange[Int64, self.words]
+            barriers: cute.struct.MemRange[Int64, self.words + self.own_words]
 
         self.storage = SharedStorage
         B, T, HV = g.shape[0], g.shape[1], g.shape[2]
@@ -325,9 +333,10 @@ class Forward(Prep):
         operands = SimpleNamespace(**shared, **small)
         base = smem.barriers.data_ptr()
         bars = SimpleNamespace(
-            raw=base, gate=base + 1, ready=base + 2, free=base + 2 + SLOTS, value=base + 2 + 2 * SLOTS,
+            raw=base, gate=base + 1, ready=base + 2, free=base + 2 + SLOTS, value=base + 2 + 2 * SLOTS, own=base + self.words,
         )  # fmt: skip
         self.init_barriers(bars, warp, plan.helps)
+        self.start(bars, warp, plan.helps)
         self.clear_upper(tid, smem.inverse.data_ptr().toint())
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()

@@ -39,9 +39,19 @@ class Helpers:
         steps = (rounds + rounds // run * own, 1), (rounds % run, 1), (rest // size.HV, 0), (rest % size.HV, 0)
         return SimpleNamespace(
             **vars(size), helps=helps, roams=helps, bid=bid, helpers=helpers, own=own, run=run, lead=lead, rows=rows,
-            row=row, v_id=main % size.n_v, b=row // size.HV, hv=row % size.HV, group=select_(helps, run, own), others=select_(helps, own, run),
+            row=row, u=main % size.n_v, b=row // size.HV, hv=row % size.HV, group=select_(helps, run, own), others=select_(helps, own, run),
             step=tuple(select_(helps, *step) for step in ((theirs, Int32(mine)) for theirs, mine in steps)),
         )  # fmt: skip
+
+    def ctas(self, shares: Int32, helpers: Int32, strips: Int32) -> Int32:
+        """Of the grid. strips: rows times the tiles of V that a CTA walks."""
+        return helpers + strips
+
+    def row_piece(self, plan) -> SimpleNamespace:
+        """What SCAN walks: chunks first to stop - 1 of batch b, value head hv and V tile u, with output from `out` on, the
+        CTA's own from the n-th on."""
+        return SimpleNamespace(n=Int32(0), b=plan.b, hv=plan.hv, u=plan.u, first=Int32(0), out=Int32(0), stop=plan.chunks,
+                               chunks=plan.chunks)  # fmt: skip
 
     @cute.jit
     def wanted(self, walks: cute.Tensor, lost: cute.Tensor):

@@ -25,8 +25,6 @@ A tile's slot is free for the next v once its o has been read: the thread that s
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -34,7 +32,6 @@ from .forward import Forward
 from .helpers import Helpers
 from .scan import Scan
 from .shares import Shares
-from .tiles import CHUNK, WG_V
 
 ARCHS = ("sm_90a",)
 REGISTERS = 168  # of a thread of SCAN
@@ -50,9 +47,6 @@ class OnHopper(Forward, Scan):
 class KdaForward(OnHopper, Helpers):
     """A CTA walks a row, or prepares chunks for those that do."""
 
-    def ctas(self, shares: Int32, helpers: Int32, strips: Int32):
-        return helpers + strips
-
     @cute.jit
     def run_scan(self, operands, s_v, v, o, bars, at, warp: Int32):
         """One of SCAN's warps, or of SHIP's. v, o: (TMA atom, tensor)."""
@@ -60,32 +54,26 @@ class KdaForward(OnHopper, Helpers):
         if at.plan.helps:
             self.ship(at, bars, warp)
         else:
-            self.run_group(operands, s_v, v, o, bars, at, warp)
-
-    @cute.jit
-    def run_group(self, operands, s_v, v, o, bars, at, warp: Int32):
-        plan, group = at.plan, warp // 4
-        s_values = cute.local_tile(s_v, (WG_V, CHUNK), (group, 0, None))
-        block, b, hv = plan.v_id * self.groups + group, plan.b, plan.hv
-        tile = (WG_V, CHUNK), (block, None, hv, b)
-        piece = SimpleNamespace(n=Int32(0), first=Int32(0), out=Int32(0), stop=plan.chunks, chunks=plan.chunks)
-        self.scan(
-            operands, s_values, self.tma(*v, s_values, *tile), self.tma(*o, s_values, *tile), bars, piece, group, at.h0, at.ht,
-            b, hv, block * WG_V, at.scale,
-        )  # fmt: skip
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+            self.scan(operands, s_v, v, o, bars, at, self.row_piece(at.plan), warp // 4)
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 class KdaShares(OnHopper, Shares):
     """A CTA walks its share of all chunks."""
 
-    def ctas(self, shares: Int32, helpers: Int32, strips: Int32):
-        return shares
-
     @cute.jit
     def run_scan(self, operands, s_v, v, o, bars, at, warp: Int32):
+        """One of SCAN's warps. v, o: (TMA atom, tensor)."""
         self.set_registers(REGISTERS)
-        self.walk_share(operands, s_v, v, o, bars, at, warp // 4)
+        plan, lost, bid, peaks = at.plan, at.lost, at.plan.bid, at.address["peaks"]
+        jobs, drop = self.jobs(plan), self.dropped_at(plan, at.walks)
+        before, after, n = Int32(0), Int32(0), Int32(0)
+        while n < jobs:
+            piece = self.piece_at(plan, n, drop)
+            before, after = self.scan(operands, s_v, v, o, bars, at, piece, warp // 4)
+            n += piece.stop - piece.first
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        self.store_lost(lost, bid, peaks, drop < jobs, before, after, 4 * self.groups, 3 + self.groups)
 
 
 def build(arch: str, shares: bool = False, **params):
@@ -95,5 +83,7 @@ def build(arch: str, shares: bool = False, **params):
     """
     if arch not in ARCHS:
         raise ValueError(f"arch: got {arch}, accepted {', '.join(ARCHS)}")
+    if shares and params.get("dtype", "bfloat16") != "bfloat16":
+        raise ValueError(f"dtype: got {params['dtype']}, accepted bfloat16 for shares")
     fn = (KdaShares if shares else KdaForward)(**params)
     return fn, fn.fake_arguments()

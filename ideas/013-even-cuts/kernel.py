@@ -2,8 +2,8 @@
 
 It reads q, k, v, gate and beta once and writes o and the final state. Which of the two kernels works is decided on the device:
 the first where the state is known to have faded at every cut between shares, else the second, of which all of rung 010's
-notes hold. Equations: kernels/kda/ALGORITHM.md; roles, phases and barriers: forward.py, kda_sm90.py; who prepares what:
-shares.py, helpers.py.
+notes hold. Equations: kernels/kda/ALGORITHM.md; roles, phases and barriers: forward.py, kda_sm90.py (Hopper),
+kda_sm100.py (Blackwell, never timed); who prepares what: shares.py, helpers.py.
 
 | stage   | kernels                                                                         | leaves                    |
 |---------|---------------------------------------------------------------------------------|---------------------------|
@@ -23,7 +23,7 @@ from _common.cache import CallCache, Plan, Spec
 from _common.cute import Unit
 from kernels.kda.contract import Problem, Stage, dense, kda_op
 
-SOURCES = {"sm_90a": "kda_sm90.py"}
+SOURCES = {"sm_90a": "kda_sm90.py", "sm_100a": "kda_sm100.py", "sm_103a": "kda_sm100.py"}
 CALLS = CallCache()
 EMULATED_SMS = 132  # as many as an H200 has
 # Idle SMs for a row; columns of V a CTA walks; then chunks that a row prepares itself, those that the helpers prepare next,

@@ -24,12 +24,14 @@ class Scan:
         return cute.make_tiled_mma(cute.make_mma_atom(op))
 
     @cute.jit
-    def scan(self, s, s_v, v, o, bars, piece, group: Int32, h0, ht, b: Int32, hv: Int32, v0: Int32, scale: Float32):
-        """Chunks piece.first to piece.stop - 1 of a row, the CTA's from the piece.n-th on; output from piece.out on. From h0
-        or zero if the first is the row's, else from zero; h to ht if the last is the row's. s: shared tensors by name;
-        s_v, v, o: shared memory and TMA (one column a chunk) of this warpgroup's 64 columns, from v0 on. Returns the
-        largest |h| before chunk piece.mark and after the last, as io bits (Shares.peak)."""
-        io, K = self.io, self.K
+    def scan(self, s, s_v, v, o, bars, at, piece, group: Int32):
+        """A piece of a strip (Helpers.row_piece): from h0 or zero if its first chunk is the strip's, else from zero; h to ht
+        if its last is the strip's. s: shared tensors by name; s_v: of v and o, for this warpgroup's 64 columns; v, o: TMA.
+        Returns the warp's largest |h| before chunk piece.mark and after the last, as bits of io."""
+        io, K, h0, ht, b, hv, block = self.io, self.K, at.h0, at.ht, piece.b, piece.hv, piece.u * self.groups + group
+        s_v = cute.local_tile(s_v, (WG_V, CHUNK), (group, 0, None))
+        v, o = (self.tma(*tma, s_v, (WG_V, CHUNK), (block, None, hv, b)) for tma in (v, o))
+        v0 = block * WG_V
         tid = cute.arch.thread_idx()[0] % 128
         mma_token = self._mma(CHUNK, OperandMajorMode.K)  # N = tokens: R
         mma_half = self._mma(CHUNK // 2, OperandMajorMode.K)  # N = tokens of one half: A, O
@@ -65,7 +67,7 @@ class Scan:
             c_decay=thr_state.partition_C(cute.make_tensor(s.decay.iterator, decay_v)),
             c_beta=thr_token.partition_C(cute.make_tensor(s.beta.iterator, beta_v)),
             bars=bars,
-            scale=scale,
+            scale=at.scale,
             warp=cute.arch.make_warp_uniform(tid // 32),
             group=group,
             value=bars.value + group * SLOTS,

@@ -20,7 +20,7 @@ import cutlass.cute as cute
 from cutlass import Int32, select_
 
 from . import ptx
-from .tiles import CHUNK, SLOTS, WALK, WG_V
+from .tiles import SLOTS, WALK
 
 APART = 14 << 7  # 2^14 as bits of bf16
 INFINITE = 0x7F80
@@ -39,7 +39,12 @@ class Shares:
     def plan_of(self, bid, turns, size, walks) -> SimpleNamespace:
         total = size.B * size.HV * size.n_v * size.chunks
         first, end = (begin(total, size.shares, i) for i in (bid, bid + 1))
-        return SimpleNamespace(**vars(size), bid=bid, begin=first, end=end, start=first - walks[bid], roams=cutlass.Boolean(True), helps=cutlass.Boolean(False))
+        return SimpleNamespace(**vars(size), bid=bid, begin=first, end=end, start=first - walks[bid], roams=cutlass.Boolean(True),
+                               helps=cutlass.Boolean(False))  # fmt: skip
+
+    def ctas(self, shares: Int32, helpers: Int32, strips: Int32) -> Int32:
+        """Of the grid. strips: rows times the tiles of V that a CTA walks."""
+        return shares
 
     def wanted(self, walks: cute.Tensor, lost: cute.Tensor):
         """Whether all cuts are closed."""
@@ -76,30 +81,16 @@ class Shares:
 
     # ---- SCAN ------------------------------------------------------------------------------------------------------
 
-    @cute.jit
-    def walk_share(self, operands, s_v, v, o, bars, at, group: Int32):
-        """A warpgroup's walk over the pieces of strips that the CTA's share consists of."""
-        plan = at.plan
-        s_values = cute.local_tile(s_v, (WG_V, CHUNK), (group, 0, None))
-        drop = self.dropped_at(plan, at.walks)
-        before, after, n, left = Int32(0), Int32(0), Int32(0), plan.end - plan.start
-        while left > 0:
-            place = self.chunk_at(plan, plan.start + n)
-            block = place.u * self.groups + group
-            tile = (WG_V, CHUNK), (block, None, place.hv, place.b)
-            stop = cutlass.min(plan.chunks, place.c + left)
-            piece = SimpleNamespace(
-                n=n, first=place.c, stop=stop, chunks=plan.chunks, out=place.c + cutlass.max(plan.begin - plan.start - n, 0),
-                mark=cutlass.max(place.c, cutlass.min(stop, place.c + drop - n)),
-            )  # fmt: skip
-            before, after = self.scan(
-                operands, s_values, self.tma(*v, s_values, *tile), self.tma(*o, s_values, *tile), bars, piece, group,
-                at.h0, at.ht, place.b, place.hv, block * WG_V, at.scale,
-            )  # fmt: skip
-            n += stop - place.c
-            left -= stop - place.c
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
-        self.store_lost(plan, at, drop, before, after)
+    def piece_at(self, plan, n: Int32, drop: Int32) -> SimpleNamespace:
+        """What of a strip the CTA walks from its n-th chunk on (Helpers.row_piece); mark: before which of its chunks the largest
+        |h| is asked for."""
+        place = self.chunk_at(plan, plan.start + n)
+        stop = cutlass.min(plan.chunks, place.c + plan.end - plan.start - n)
+        return SimpleNamespace(
+            n=n, b=place.b, hv=place.hv, u=place.u, first=place.c, stop=stop, chunks=plan.chunks,
+            out=place.c + cutlass.max(plan.begin - plan.start - n, 0),
+            mark=cutlass.max(place.c, cutlass.min(stop, place.c + drop - n)),
+        )  # fmt: skip
 
     def dropped_at(self, plan, walks: cute.Tensor) -> Int32:
         """At which of this CTA's chunks the next CTA starts from zero; all of them if it drops nothing."""
@@ -109,17 +100,18 @@ class Shares:
         return select_(drops, start, plan.end) - plan.start
 
     @cute.jit
-    def store_lost(self, plan, at, drop: Int32, before: Int32, after: Int32):
-        """lost[bid], from all of SCAN's warps' largest |h|."""
+    def store_lost(self, lost: cute.Tensor, bid: Int32, peaks: Int32, drops, before: Int32, after: Int32, warps: cutlass.Constexpr,
+                   barrier: cutlass.Constexpr):  # fmt: skip
+        """lost[bid], from the largest |h| of each of the CTA's first `warps` warps, where it `drops` a state and at the end.
+        peaks: shared memory."""
         warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
-        warps = self.threads_scan // 32
         if lane == 0:
-            ptx.sts(at.address["peaks"] + warp * 8, before)
-            ptx.sts(at.address["peaks"] + warp * 8, after, 4)
-        cute.arch.barrier(barrier_id=3 + self.groups, number_of_threads=self.threads_scan)
+            ptx.sts(peaks + warp * 8, before)
+            ptx.sts(peaks + warp * 8, after, 4)
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=32 * warps)
         if warp == 0:
-            mine = at.address["peaks"] + cutlass.min(lane, warps - 1) * 8
+            mine = peaks + cutlass.min(lane, warps - 1) * 8
             before, after = ptx.redux_max(ptx.lds(mine)), ptx.redux_max(ptx.lds(mine, 4))
-            kept = (before < INFINITE) & (before <= after + APART)
+            seen = (before >= INFINITE) | (before > after + APART)
             if lane == 0:
-                at.lost[plan.bid] = select_(kept | (drop == plan.end - plan.start), Int32(0), Int32(1))
+                lost[bid] = select_(drops & seen, Int32(1), Int32(0))

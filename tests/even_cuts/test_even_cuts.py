@@ -6,12 +6,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from _common.cute import compile_unit
+from _common.resources import resources
+from emulator.launch import Device, decode
+from emulator.memwatch import MemoryWatch
+from emulator.mutants import enumerate_removals
 from emulator.races import Races
+from emulator.watch import Together
 from kernels.kda import budget, oracle
 from ladder import loader
 from tests.helped import IDEAS, drawn, run
 from tests.helped import rung as helped_rung
 
+ARCHS = "sm_90a", "sm_100a"
 NAME, OPEN = "013-even-cuts", 4  # what walks holds where three chunks are not enough
 
 
@@ -22,8 +29,8 @@ def slow(*case):
 class Watched:
     """The rung on a GPU of so many SMs, with even shares of 4 chunks and more, and what its kernels told each other."""
 
-    def __init__(self, monkeypatch, sms: int, *shares: tuple):
-        self.rung = helped_rung(NAME, monkeypatch, sms, *shares)
+    def __init__(self, monkeypatch, sms: int, *shares: tuple, arch: str = "sm_90a"):
+        self.rung, self.arch = helped_rung(NAME, monkeypatch, sms, *shares), arch
         self.told = []
         module, either = self.rung.module, self.rung.module.either
         monkeypatch.setattr(module, "EVEN", (0, 4))
@@ -41,21 +48,22 @@ class Watched:
         monkeypatch.setattr(module, "either", watched)
 
     def __call__(self, call: dict, **options):
-        return run(self.rung, call, **options)
+        return run(self.rung, call, self.arch, **options)
 
 
-def by_rows(monkeypatch, sms: int, call: dict, *shares: tuple):
+def by_rows(monkeypatch, sms: int, call: dict, *shares: tuple, arch: str = "sm_90a"):
     """What rung 010's kernel alone gives."""
     rung = helped_rung(NAME, monkeypatch, sms, *shares)
     with monkeypatch.context() as patch:
         patch.setattr(rung.module, "even", lambda p: 0)
-        return run(rung, call)
+        return run(rung, call, arch)
 
 
 def passes(call: dict, out) -> bool:
     return all(v.passed for v in budget.judge(*out, budget.reference(oracle.chunked(**call), **call)))
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("T, B, HV, K, V, form, sms, inside", [
     (1500, 1, 2, 64, 64, "prod", 3, [0, 1, 1]),  # 48 chunks by three: one cut in either row
     (512, 1, 3, 64, 64, "pre", 6, [0, 1, 0, 1, 0, 1]),  # every other cut where a row begins
@@ -65,32 +73,34 @@ def passes(call: dict, out) -> bool:
     slow(700, 1, 1, 128, 128, "pre", 2, [0, 1]),
     slow(520, 1, 1, 128, 256, "prod", 4, [0, 1, 1, 1]),  # two strips a row, of nine chunks
 ])  # fmt: skip
-def test_strong_gates_close_every_cut(monkeypatch, T, B, HV, K, V, form, sms, inside):
-    call, rung = drawn(T, HV, K, "strong", form, B, V), Watched(monkeypatch, sms)
+def test_strong_gates_close_every_cut(monkeypatch, arch, T, B, HV, K, V, form, sms, inside):
+    call, rung = drawn(T, HV, K, "strong", form, B, V), Watched(monkeypatch, sms, arch=arch)
     out = rung(call)
     ((walks, lost),) = rung.told
     assert [min(walk, 1) for walk in walks] == inside and max(walks) < OPEN and not any(lost)
     assert passes(call, out)
-    for ours, rows in zip(out, by_rows(monkeypatch, sms, call)):
+    for ours, rows in zip(out, by_rows(monkeypatch, sms, call, arch=arch)):
         assert (ours - rows).abs().max() <= 2.0**-8 * rows.abs().max()
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("regime, form, helped", [("slow", "prod", ()), ("mixed", "pre", ((0, 64, 0, 1, 1),)), slow("slow", "pre", ((0, 64, 1, 2, 0),))])
-def test_open_cuts_leave_the_work_to_rows(monkeypatch, regime, form, helped):
-    call, rung = drawn(600, 1, 64, regime, form), Watched(monkeypatch, 2, *helped)
+def test_open_cuts_leave_the_work_to_rows(monkeypatch, arch, regime, form, helped):
+    call, rung = drawn(600, 1, 64, regime, form), Watched(monkeypatch, 2, *helped, arch=arch)
     out = rung(call)
     assert [walks for walks, _ in rung.told] == [[0, OPEN]]
-    assert all(map(torch.equal, out, by_rows(monkeypatch, 2, call, *helped))) and passes(call, out)
+    assert all(map(torch.equal, out, by_rows(monkeypatch, 2, call, *helped, arch=arch))) and passes(call, out)
 
 
-def test_a_dropped_state_that_would_be_seen(monkeypatch):
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_dropped_state_that_would_be_seen(monkeypatch, arch):
     """The gates close the cut, and the values before the walk are 2^80 times those after it: the CTA that holds them says so."""
-    call, rung = drawn(600, 1, 64, "strong", "pre"), Watched(monkeypatch, 2)
+    call, rung = drawn(600, 1, 64, "strong", "pre"), Watched(monkeypatch, 2, arch=arch)
     call["g"].fill_(-0.35)  # in all channels: the bound is what happens
     call["v"][:, :192] *= 2.0**80
     out = rung(call)
     assert rung.told == [([0, 2], [1, 0])]
-    assert all(map(torch.equal, out, by_rows(monkeypatch, 2, call))) and passes(call, out)
+    assert all(map(torch.equal, out, by_rows(monkeypatch, 2, call, arch=arch))) and passes(call, out)
 
     def shares_alone(cuts, shares, rows):
         def launch(*x):
@@ -105,10 +115,11 @@ def test_a_dropped_state_that_would_be_seen(monkeypatch):
     assert (alone - after).norm() > 0.5 * after.norm()
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("token", [3, 330])
-def test_a_nan_stays(monkeypatch, token):
+def test_a_nan_stays(monkeypatch, arch, token):
     """As in a walk of rows: from its chunk to the end, whichever share it is in."""
-    call, rung = drawn(600, 1, 64, "strong", "prod"), Watched(monkeypatch, 2)
+    call, rung = drawn(600, 1, 64, "strong", "prod"), Watched(monkeypatch, 2, arch=arch)
     call["v"][0, token] = math.nan
     o, state = rung(call)
     bad = o.isnan().flatten(2).any(2)[0]
@@ -135,11 +146,54 @@ def test_walks_are_those_of_the_fades(monkeypatch):
     assert seen == {0, 1, 2, 3, OPEN}
 
 
-@pytest.mark.parametrize("regime, form", [("strong", "prod"), slow("strong", "pre")])
-def test_no_races(monkeypatch, regime, form):
-    races, call, rung = Races(), drawn(520, 1, 64, regime, form), Watched(monkeypatch, 2)
-    assert passes(call, rung(call, seed=3, watch=races)) and not races.report()
-    assert rung.told == [([0, 2], [0, 0])]
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("form", ["prod", pytest.param("pre", marks=pytest.mark.slow)])
+def test_any_order_gives_the_same_bits_and_no_finding(monkeypatch, arch, form):
+    call, rung = drawn(520, 1, 64, "strong", form), Watched(monkeypatch, 2, arch=arch)
+    expected, memory = rung(call), MemoryWatch()
+    device = Device(arch, 3, Together(Races(), memory))
+    for name, value in call.items():
+        if isinstance(value, torch.Tensor):
+            memory.protect(value, name)
+    with memory.following(0x3C):
+        out = rung(call, device=device)
+    assert not device.watch.report() and all(map(torch.equal, expected, out))
+    assert [lost for _, lost in rung.told] == [[0, 0]] * 2 and max(rung.told[0][0]) < OPEN
+
+
+class Faulty(Device):
+    """A device on which one kernel lacks something. texts: what was launched."""
+
+    mutant = faulty = None
+
+    def launch(self, text, *rest, **named):
+        self.texts = [*getattr(self, "texts", []), text]
+        return super().launch(self.mutant.apply(text) if text == self.faulty else text, *rest, **named)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_barriers_between_warps_are_asked_for(monkeypatch, arch):
+    """Those of cuts.py and shares.py, one at a time."""
+    call, rung = drawn(520, 1, 64, "strong", "prod"), Watched(monkeypatch, 2, arch=arch)
+    clean = Faulty(arch, 3, Races())
+    rung(call, device=clean)
+    assert not clean.watch.report() and len(clean.texts) == 3
+    mutants = [(text, mutant) for text in clean.texts[:2] for kernel in decode(text).kernels
+               for mutant in enumerate_removals(text, kernel) if mutant.source and mutant.source[0].endswith(("cuts.py", "shares.py"))]  # fmt: skip
+    assert len(mutants) == 2
+    for text, mutant in mutants:
+        device = Faulty(arch, 3, Races())
+        device.faulty, device.mutant = text, mutant
+        rung(call, device=device)
+        assert device.watch.report(), mutant.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_no_spills(arch):
+    for unit in loader.load(IDEAS / NAME).module.UNITS:
+        for row in resources(compile_unit(unit(arch)).cubin):
+            assert row.registers <= (255 if row.kernel.startswith("kda_forward_cuts") else 168) and row.spilled == 0, unit
 
 
 @pytest.mark.parametrize("rows, chunks, sms, V, expected", [
