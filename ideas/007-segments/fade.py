@@ -16,7 +16,8 @@ from cutlass import Float32, Int32, Int64, select_
 from . import ptx
 from .tiles import BLOCK, CHUNK
 
-CLOSED = -40.0  # log2: what a state comes down by before it counts as zero; 2^16 times below fp32's resolution
+CLOSED = -286.0  # log2: what a state comes down by before it counts as zero: one of 2^128 sqrt(K V) is then less than half
+# of fp32's least number, 2^-149, whatever came since
 
 
 class Fade:

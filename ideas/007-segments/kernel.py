@@ -1,8 +1,8 @@
 """Rung 007: few heads fill the GPU: the state stage walks the sequence in segments, all at once.
 
-A segment's CTA first finds out how far back it must walk for its incoming state: until a bound on what came before
-falls below 2^-40, at most to the start of the sequence, updating the state only. The bound is one float a chunk, from
-prep (fade.py); how many chunks a segment has depends on the shape alone (`segment_length`).
+A segment's CTA first finds out how far back it must walk for its incoming state: until a bound says that of what came
+before nothing is left in fp32, at most to the start of the sequence, updating the state only. The bound is one float a
+chunk, from prep (fade.py); how many chunks a segment has depends on the shape alone (`segment_length`).
 
 | stage | kernels   | leaves                                                                                     |
 |-------|-----------|--------------------------------------------------------------------------------------------|

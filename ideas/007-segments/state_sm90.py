@@ -7,7 +7,7 @@ Where the walk starts is decided here, from one float a chunk that the preparati
     fade_c = sum over the chunk's tokens of log2 of the bound on what a token leaves of any state   (ALGORITHM.md, 19)
     start  = the latest chunk with fade_start + .. + fade_begin-1 <= CLOSED, from state 0;  else chunk 0, from h0
 
-so a state dropped at `start` has come down by 2^CLOSED at least when the segment begins, whatever it was, and where no
+so a state dropped at `start` has come down by 2^CLOSED, to less than fp32 holds, when the segment begins, and where no
 such chunk exists nothing is dropped: the walk then repeats the serial recurrence operation by operation, and the
 segment's bits are those of an undivided run. start depends on earlier chunks only, the segments on shapes only.
 

@@ -280,7 +280,8 @@ FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("values=2^100 state=2^100",),
         ("T=130 values=zero", "T=130 values=zero state=random", "T=130 values=2^100", "T=130 values=2^-100", "T=130 state=2^100",
          "T=130 state=2^-100", "T=130 values=2^120 gate=strong", "T=130 dtype=float16 values=2^10 state=2^8",
-         "T=130 dtype=float16 values=2^-10", "T=130 state=zero", "T=130 gate=0 state=2^20")),
+         "T=130 dtype=float16 values=2^-10", "T=130 state=zero", "T=130 gate=0 state=2^20",
+         "T=256 gate=-0.35 state=2^126", "T=320 gate=-0.15 values=zero state=random")),
     "sizes": (
         ("T=1", "T=65 K=128 V=64 H=1 HV=2 state=random"),
         (*(f"T={n}" for n in (2, 3, 15, 16, 17, 31, 32, 33, 48, 63, 65, 127, 128, 129, 191, 193)),

@@ -12,7 +12,7 @@ import torch
 from kernels.kda.contract import CHUNK
 from kernels.kda.oracle import pairwise_decay, prepare
 
-CLOSED = -40.0  # log2: where the bound is below, the incoming state counts as zero
+CLOSED = -286.0  # log2: where the bound is below, the incoming state counts as zero
 
 
 @dataclass(frozen=True)

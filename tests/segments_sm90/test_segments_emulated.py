@@ -157,6 +157,7 @@ def test_each_head_walks_back_to_where_its_own_fades_close(arch):
     starts = {(0, 0): [0, 0, 2], (0, 1): [0, 1, 3], (1, 0): [0, 0, 0], (1, 1): [0, 0, 0]}
     fade[1, 2, 0] = -42.5
     starts[1, 0] = [0, 0, 2]
+    fade *= model.CLOSED / -40
     o, ht = states(x, fade, length, on=on)
     for (b, hv), wanted in starts.items():
         assert [model.first_chunk(fade[b, :, hv].tolist(), s) for s in (0, 2, 4)] == wanted
@@ -183,7 +184,7 @@ def test_each_chunk_is_stored_once_and_a_walked_one_loads_less():
 @pytest.mark.slow
 def test_a_walk_of_more_chunks_than_a_warp_has_lanes():
     x, fade = operands(1, 36 * 64, 1), torch.zeros(1, 36, 1)
-    fade[:, 1] = -50.0
+    fade[:, 1] = 1.25 * model.CLOSED
     o, ht = states(x, fade, 35)
     part, state = states(chunks_of(x, 1, 36, 0, 0), h0=False)
     assert torch.equal(o[0, 35 * CHUNK :, 0], part[0, 34 * CHUNK :, 0]) and torch.equal(ht, state)
@@ -203,7 +204,7 @@ def test_shared_memory_has_neither_races_nor_unwritten_reads(arch):
 
     races = Races()
     x = operands(1, 4 * 64, 1)
-    fade = torch.tensor([0.0, 0.0, -50.0, 0.0]).view(1, 4, 1)  # walks of 0, 2 (all there is) and 1 or 2 chunks
+    fade = torch.tensor([0.0, 0.0, 1.25 * model.CLOSED, 0.0]).view(1, 4, 1)  # walks of 0, 2 (all there is) and 1 or 2 chunks
     states(x, fade, 1, on=EmulatedTarget(arch, seed=3, watch=races))  # a seed: every warp on its own
     assert not races.report()
 
@@ -236,8 +237,18 @@ def judged(call: dict, arch: str = "sm_90a", void_above: float = budget.VOID_ABO
     pytest.param("init", "pre", ARCHS[1], marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_the_rung_is_within_the_budget(regime, form, arch):
-    """Five segments of a chunk; in `strong` the last two start from zero."""
+    """Five segments of a chunk, all of which walk back to the first."""
     verdicts = judged(drawn(4 * 64 + 30, regime, form), arch)
+    assert all(v.passed for v in verdicts), verdicts
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("spec", [
+    "T=286 gate=-5 state=random",  # a chunk closes by itself: all but two of the segments start from zero
+    "T=256 gate=-0.35 state=2^126", "T=320 gate=-0.15 values=zero state=random",  # nothing closes: of the first state much is left
+])  # fmt: skip
+def test_what_is_left_of_a_state_is_not_lost(spec, arch):
+    verdicts = judged(hostile.make(spec, 5).call(), arch, hostile.VOID_ABOVE)
     assert all(v.passed for v in verdicts), verdicts
 
 
@@ -250,7 +261,7 @@ def test_a_beta_of_inconvenient_last_digits_bends_no_row(arch):
 
 
 def test_a_state_that_outlives_the_summed_gates_of_every_channel():
-    call = model.hopping_call(192, 64, 64)
+    call = model.hopping_call(320, 64, 64)
     verdicts = judged(call)
     assert all(v.passed for v in verdicts), verdicts
 
