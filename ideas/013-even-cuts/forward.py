@@ -73,7 +73,7 @@ from cutlass.memory import SmemAllocator
 
 from . import ptx
 from .prep import Prep
-from .tiles import BLOCK, CHUNK, PAIRS, SLOTS, TILE, WG_V
+from .tiles import APART, BLOCK, CHUNK, INFINITE, PAIRS, SLOTS, TILE, WALK, WG_V
 
 IO = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 ELEMENT = {**IO, "float32": Float32}
@@ -180,7 +180,7 @@ class Forward(Prep):
         o: cute.Tensor,  # [B, T, HV, V] io, written
         ht: cute.Tensor,  # [B, HV, K, V] fp32, written
         shipped: cute.Tensor,  # [chunks that helpers prepare, shipment] uint8, scratch; of any length without helpers
-        told: cute.Tensor,  # int32, zeros: [shares] walks (cuts.py), [shares] lost, and for each chunk that helpers prepare 1
+        told: cute.Tensor,  # int32, zeros: [shares] walks, dropped, least (cuts.py, shares.py); for each chunk that helpers prepare 1
         shares: Int32,  # even ones; 0: rung 010's kernel alone
         helpers: Int32,  # CTAs
         own: Int32,  # after `lead` chunks a row prepares this many, and the helpers
@@ -283,15 +283,16 @@ class Forward(Prep):
         lower_bound: Float32,
     ):
         smem = SmemAllocator().allocate(self.storage)
-        walks, lost = (cute.make_tensor(told.iterator + i * shares, cute.make_layout(shares)) for i in range(2))
-        if self.wanted(walks, lost):
+        words = ("walks", "dropped", "least")
+        said = SimpleNamespace(**{name: cute.make_tensor(told.iterator + i * shares, cute.make_layout(shares)) for i, name in enumerate(words)})
+        if self.wanted(said):
             bid, _, _ = cute.arch.block_idx()
             size = SimpleNamespace(
                 B=B, HV=HV, T=T, heads=heads, chunks=cute.ceil_div(T, CHUNK), n_v=self.V // self.v_tile, shares=shares,
-                shipped=shipped.iterator.toint(), arrived=told.iterator.toint() + Int64(shares) * 8,
+                shipped=shipped.iterator.toint(), arrived=told.iterator.toint() + Int64(shares) * (4 * len(words)),
             )  # fmt: skip
-            plan = self.plan_of(bid, (helpers, own, run, lead), size, walks)
-            state = SimpleNamespace(h0=h0, ht=ht, walks=walks, lost=lost, scale=scale)
+            plan = self.plan_of(bid, (helpers, own, run, lead), size, said.walks)
+            state = SimpleNamespace(h0=h0, ht=ht, told=said, scale=scale)
             loads = SimpleNamespace(q=(tma_q, m_q), k=(tma_k, m_k), v=(tma_v, m_v), o=(tma_o, m_o), g=(tma_g, m_g))
             self.work(smem, plan, state, loads, g.iterator.toint(), beta, a_log, dt_bias, lower_bound)
 
@@ -351,13 +352,24 @@ class Forward(Prep):
             self.prepare(address, tma, bars, plan, tid - self.threads_scan, beta, a_log, dt_bias, gates_at, lower_bound)
 
     @cute.jit
-    def count_above(self, values: cute.Tensor, limit: int) -> Int32:
-        """How many lanes see a value above the limit: 0 only if there is none. The same in all lanes."""
-        above = Int32(0)
-        for i in cutlass.range(cute.arch.lane_idx(), cute.size(values), 32, unroll=1):
-            if values[i] > limit:
-                above = Int32(1)
-        return cute.arch.make_warp_uniform(cute.arch.popc(cute.arch.vote_ballot_sync(above == 1)))
+    def count_open(self, walks: cute.Tensor) -> Int32:
+        """How many lanes see an open cut: 0 only if there is none. The same in all lanes."""
+        found = Int32(0)
+        for i in cutlass.range(cute.arch.lane_idx(), cute.size(walks), 32, unroll=1):
+            found = select_(walks[i] > WALK, Int32(1), found)
+        return self.count(found)
+
+    @cute.jit
+    def count_seen(self, dropped: cute.Tensor, least: cute.Tensor) -> Int32:
+        """How many lanes see a dropped state that is not small beside what followed. The same in all lanes."""
+        found = Int32(0)
+        for i in cutlass.range(cute.arch.lane_idx(), cute.size(dropped) - 1, 32, unroll=1):
+            seen = (dropped[i] >= INFINITE) | (dropped[i] > least[i + 1] + APART)
+            found = select_(seen, Int32(1), found)
+        return self.count(found)
+
+    def count(self, found: Int32) -> Int32:
+        return cute.arch.make_warp_uniform(cute.arch.popc(cute.arch.vote_ballot_sync(found == 1)))
 
     @cute.jit
     def init_barriers(self, bars, warp: Int32, helps):

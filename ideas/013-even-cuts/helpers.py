@@ -19,13 +19,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, select_
 
 from . import ptx
-from .tiles import SLOTS, WALK
+from .tiles import SLOTS
 
 
 class Helpers:
     """Jobs, and the role SHIP of a helper: SCAN's first warp there."""
 
-    receives, marks = True, False
+    receives, tells = True, False
 
     def plan_of(self, bid, turns, size, walks: cute.Tensor) -> SimpleNamespace:
         """A CTA's work. turns: the schedule; size: the problem's numbers."""
@@ -54,11 +54,12 @@ class Helpers:
                                chunks=plan.chunks)  # fmt: skip
 
     @cute.jit
-    def wanted(self, walks: cute.Tensor, lost: cute.Tensor):
-        """Whether the kernel of even shares, if there was one, left the work to this one."""
-        wanted = (cute.size(walks) == 0) | (self.count_above(walks, WALK) > 0)
+    def wanted(self, told):
+        """Whether the kernel of even shares, if there was one, left the work to this one: a cut was open, or what it dropped
+        would be seen (shares.py)."""
+        wanted = (cute.size(told.walks) == 0) | (self.count_open(told.walks) > 0)
         if not wanted:
-            wanted = self.count_above(lost, 0) > 0
+            wanted = self.count_seen(told.dropped, told.least) > 0
         return wanted
 
     def jobs(self, plan) -> Int32:

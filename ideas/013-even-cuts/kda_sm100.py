@@ -65,11 +65,12 @@ OUTPUT waits for `free` before it writes o over v; the slot takes the next v onc
 from __future__ import annotations
 
 import enum
+from functools import partial
 from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, select_
 
 from . import ptx
 from .forward import Forward
@@ -125,22 +126,28 @@ class OnBlackwell(Forward, ScanSm100):
             v_full=bars.own + Own.V_FULL, dh_full=bars.own + Own.DH_FULL, o_full=bars.own + Own.O_FULL,
             o_empty=bars.own + Own.O_EMPTY,
         )  # fmt: skip
-        tid, _, _ = cute.arch.thread_idx()
-        x = SimpleNamespace(
-            **self.place_scan(warp, tid, ptx.lds(word.toint()), s_v), p=self.products(operands, columns),
-            decay=operands.decay.iterator.toint(), beta=operands.beta.iterator.toint(),
-        )  # fmt: skip
+        tools = partial(self.tools, operands, s_v, word, columns, warp)
+        common = tools()  # by rows two words would be spilled if each role had its own, by shares if they had them in common
         if warp < GROUP // 32:
             self.set_registers(REGISTERS["RECUR"])
             # Copies, as in Forward.work.
-            at_recur = SimpleNamespace(**vars(at) | {"plan": SimpleNamespace(**vars(at.plan)), "address": dict(at.address)})
-            self.run_recur(SimpleNamespace(**vars(x)), SimpleNamespace(**vars(bars)), at_recur)
+            x, told = SimpleNamespace(**vars(tools() if self.tells else common)), SimpleNamespace(**vars(at.told))
+            at_recur = SimpleNamespace(**vars(at) | {"plan": SimpleNamespace(**vars(at.plan)), "address": dict(at.address), "told": told})
+            self.run_recur(x, SimpleNamespace(**vars(bars)), at_recur)
         else:
             self.set_registers(REGISTERS["OUTPUT"])
-            self.run_output(x, bars, s_v, v, o, at)
+            self.run_output(tools() if self.tells else common, bars, s_v, v, o, at)
         cute.arch.barrier(barrier_id=MEET_SCAN, number_of_threads=2 * GROUP)
         if warp == 0:
             cute.arch.dealloc_tmem(columns, COLUMNS)
+
+    def tools(self, operands, s_v, word, columns, warp: Int32) -> SimpleNamespace:
+        """The thread's place, the products, and where the factors lie."""
+        tid, _, _ = cute.arch.thread_idx()
+        return SimpleNamespace(
+            **self.place_scan(warp, tid, ptx.lds(word.toint()), s_v), p=self.products(operands, columns),
+            decay=operands.decay.iterator.toint(), beta=operands.beta.iterator.toint(),
+        )  # fmt: skip
 
     def columns_of(self, tma, s_v, piece) -> list[SimpleNamespace]:
         """v or o of a piece's strip, for each 64 columns; a column of the result a chunk."""
@@ -180,14 +187,15 @@ class KdaShares(OnBlackwell, Shares):
 
     @cute.jit
     def run_recur(self, x, bars, at):
-        plan, lost, bid, peaks = at.plan, at.lost, at.plan.bid, at.address["peaks"]
-        jobs, drop = self.jobs(plan), self.dropped_at(plan, at.walks)
-        before, after, n = Int32(0), Int32(0), Int32(0)
+        plan, told, bid, peaks = at.plan, SimpleNamespace(**vars(at.told)), at.plan.bid, at.address["peaks"]
+        jobs, drop = self.jobs(plan), self.dropped_at(plan, told.walks)
+        dropped, least, n = Int32(0), Int32(0), Int32(0)
         while n < jobs:
             piece = self.piece_at(plan, n, drop)
-            before, after = self.recur(x, bars, at, piece)
+            was, low = self.recur(x, bars, at, piece)
+            dropped, least = cutlass.max(dropped, was), select_(n == 0, low, least)
             n += piece.stop - piece.first
-        self.store_lost(lost, bid, peaks, drop < jobs, before, after, GROUP // 32, MEET_SCAN + 1)
+        self.tell(told, bid, peaks, dropped, least, GROUP // 32, MEET_SCAN + 1)
 
     @cute.jit
     def run_output(self, x, bars, s_v, v, o, at):

@@ -25,8 +25,11 @@ A tile's slot is free for the next v once its o has been read: the thread that s
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, select_
 
 from .forward import Forward
 from .helpers import Helpers
@@ -65,15 +68,16 @@ class KdaShares(OnHopper, Shares):
     def run_scan(self, operands, s_v, v, o, bars, at, warp: Int32):
         """One of SCAN's warps. v, o: (TMA atom, tensor)."""
         self.set_registers(REGISTERS)
-        plan, lost, bid, peaks = at.plan, at.lost, at.plan.bid, at.address["peaks"]
-        jobs, drop = self.jobs(plan), self.dropped_at(plan, at.walks)
-        before, after, n = Int32(0), Int32(0), Int32(0)
+        plan, told, bid, peaks = at.plan, SimpleNamespace(**vars(at.told)), at.plan.bid, at.address["peaks"]
+        jobs, drop = self.jobs(plan), self.dropped_at(plan, told.walks)
+        dropped, least, n = Int32(0), Int32(0), Int32(0)
         while n < jobs:
             piece = self.piece_at(plan, n, drop)
-            before, after = self.scan(operands, s_v, v, o, bars, at, piece, warp // 4)
+            was, low = self.scan(operands, s_v, v, o, bars, at, piece, warp // 4)
+            dropped, least = cutlass.max(dropped, was), select_(n == 0, low, least)
             n += piece.stop - piece.first
         cute.arch.cp_async_bulk_wait_group(0, read=True)
-        self.store_lost(lost, bid, peaks, drop < jobs, before, after, 4 * self.groups, 3 + self.groups)
+        self.tell(told, bid, peaks, dropped, least, 4 * self.groups, 3 + self.groups)
 
 
 def build(arch: str, shares: bool = False, **params):

@@ -148,7 +148,7 @@ def plan_forward(where: target.Target, p: Problem) -> Plan:
         run = either(where.load(cuts_unit(where.arch, **params)), where.load(unit(where.arch, **params, shares=True)), run)
     tasks = shipped_chunks(p, *turns) if helpers else 0
     outputs = Spec((p.B, p.T, p.HV, p.V), p.io_dtype), Spec((p.B, p.HV, p.K, p.V), torch.float32)
-    scratch = Spec((tasks, shipment(p.K)), torch.uint8), Spec((2 * shares + tasks,), torch.int32)
+    scratch = Spec((tasks, shipment(p.K)), torch.uint8), Spec((3 * shares + tasks,), torch.int32)
     return Plan(run, outputs + scratch, (shares, helpers, *turns, p.scale, p.lower_bound or 0.0))
 
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, select_
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 
 from . import ptx
-from .tiles import CHUNK, SLOTS, TILE, WG_V
+from .tiles import CHUNK, INFINITE, SLOTS, TILE, WG_V
 
 
 class Scan:
@@ -27,7 +27,7 @@ class Scan:
     def scan(self, s, s_v, v, o, bars, at, piece, group: Int32):
         """A piece of a strip (Helpers.row_piece): from h0 or zero if its first chunk is the strip's, else from zero; h to ht
         if its last is the strip's. s: shared tensors by name; s_v: of v and o, for this warpgroup's 64 columns; v, o: TMA.
-        Returns the warp's largest |h| before chunk piece.mark and after the last, as bits of io."""
+        Returns what of it the CTA tells (Shares.note)."""
         io, K, h0, ht, b, hv, block = self.io, self.K, at.h0, at.ht, piece.b, piece.hv, piece.u * self.groups + group
         s_v = cute.local_tile(s_v, (WG_V, CHUNK), (group, 0, None))
         v, o = (self.tma(*tma, s_v, (WG_V, CHUNK), (block, None, hv, b)) for tma in (v, o))
@@ -86,24 +86,18 @@ class Scan:
         self.narrow_state(x)
         cute.arch.mbarrier_wait(bars.ready + slot, phase)
         self.scale_columns(r_h, x.c_decay[None, 0, 0, slot])
-        first, before, after = piece.first, Int32(0), Int32(0)
-        if cutlass.const_expr(self.marks):
-            for leg in cutlass.range(2, unroll=1):
-                until = select_(leg == 0, piece.mark, piece.stop)
-                for c in cutlass.range(first, until, unroll=1):
-                    self.scan_chunk(x, v, o, c, slot, phase)
-                    slot, phase = self.advance(slot, phase)
-                first, before, after = until, after, self.peak(x)
-        else:
-            for c in cutlass.range(first, piece.stop, unroll=1):
-                self.scan_chunk(x, v, o, c, slot, phase)
-                slot, phase = self.advance(slot, phase)
+        dropped, least = Int32(0), Int32(INFINITE)
+        for c in cutlass.range(piece.first, piece.stop, unroll=1):
+            self.scan_chunk(x, v, o, c, slot, phase)
+            slot, phase = self.advance(slot, phase)
+            if cutlass.const_expr(self.tells):
+                dropped, least = self.note(self.peak(x), c, piece, dropped, least)
 
         if piece.stop == piece.chunks:
             last = mma_state.get_slice(ptx.fresh(tid)).partition_C(cute.make_identity_tensor((WG_V, K)))
             for i in cutlass.range(cute.size(r_h), unroll_full=True):
                 ht[b, hv, last[i][1], v0 + last[i][0]] = r_h[i]
-        return before, after
+        return dropped, least
 
     @cute.jit
     def scan_chunk(self, x, v, o, c: Int32, slot: Int32, phase: Int32):

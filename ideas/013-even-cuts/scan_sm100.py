@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, select_
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from . import ptx, tmem
-from .tiles import CHUNK, ROW, SLOTS, TILE
+from .tiles import CHUNK, INFINITE, ROW, SLOTS, TILE
 
 GROUP = 128  # threads of RECUR, and of OUTPUT
 H, B_R, V_NEW, R, V_ACC, DH, O = 0, 64, 96, 128, 192, 256, 384  # first columns in tensor memory
@@ -93,8 +93,8 @@ class ScanSm100:
     @cute.jit
     def recur(self, x, bars, at, piece):
         """The state over a piece of a strip (Helpers.row_piece): from h0 or zero if its first chunk is the strip's, else from
-        zero; to ht if its last is the strip's. The first warp issues every product. x: place and products. Returns the warp's
-        largest |h| before chunk piece.mark and after the last, as bits of bf16."""
+        zero; to ht if its last is the strip's. The first warp issues every product. x: place and products. Returns
+        what of it the CTA tells (Shares.note)."""
         strips = self.groups * (self.K // 64)
         r_h = cute.make_rmem_tensor(32 * strips, Float32)
         r_h.fill(0.0)
@@ -104,25 +104,18 @@ class ScanSm100:
                 for i in cutlass.range_constexpr(32 * strips):
                     k, v = self.element(x, i)
                     r_h[i] = at.h0[piece.b, piece.hv, k, v0 + v]
-        n, first, before, after = piece.n, piece.first, Int32(0), Int32(0)
-        slot, phase = n % SLOTS, (n // SLOTS) & 1
-        if cutlass.const_expr(self.marks):
-            for leg in cutlass.range(2, unroll=1):
-                until = select_(leg == 0, piece.mark, piece.stop)
-                for c in cutlass.range(first, until, unroll=1):
-                    self.recur_chunk(x, bars, r_h, n & 1, slot, phase)
-                    n += 1
-                    slot, phase = self.advance(slot, phase)
-                first, before, after = until, after, self.peak(r_h)
-        else:
-            for c in cutlass.range(first, piece.stop, unroll=1):
-                self.recur_chunk(x, bars, r_h, c & 1, slot, phase)
-                slot, phase = self.advance(slot, phase)
+        slot, phase = piece.n % SLOTS, (piece.n // SLOTS) & 1
+        dropped, least = Int32(0), Int32(INFINITE)
+        for c in cutlass.range(piece.first, piece.stop, unroll=1):
+            self.recur_chunk(x, bars, r_h, (piece.n + c - piece.first) & 1, slot, phase)
+            slot, phase = self.advance(slot, phase)
+            if cutlass.const_expr(self.tells):
+                dropped, least = self.note(self.peak(r_h), c, piece, dropped, least)
         if piece.stop == piece.chunks:
             for i in cutlass.range_constexpr(32 * strips):
                 k, v = self.element(x, i)
                 at.ht[piece.b, piece.hv, k, v0 + v] = r_h[i]
-        return before, after
+        return dropped, least
 
     def peak(self, r_h: cute.Tensor) -> Int32:
         """The warp's largest |h|, rounded towards zero to bf16, as bits: their order is that of the magnitudes, infinities

@@ -6,9 +6,10 @@ there are CTAs. A share that begins inside a strip walks `walks[i]` chunks befor
 Where any cut stays open this kernel does nothing, and rung 010's, launched after it, everything.
 
 2^-40 of what? A state that had been 2^30 times as large as any that follows would still be seen, and a NaN in it always.
-So the CTA that holds the dropped state compares: `lost[i]` is 1 unless the largest |h| at the place where CTA i + 1
-starts from zero is finite and at most 2^14 times the largest |h| at the cut. Any one, and 010's kernel does everything again.
-With sqrt(K V) <= 2^8 between the largest entry and the norm, what a kept cut drops is 2^-18 of the state, io's rounding 2^-9.
+So each CTA tells the largest |h| that it had where the next one starts from zero (`dropped`; 0 if nothing is), and the least
+that the largest |h| was at the end of any chunk from its own cut to the row's end (`least`). Unless dropped[i] is finite and
+at most 2^14 least[i + 1], for all i, 010's kernel does everything again. With sqrt(K V) <= 2^8 between the largest entry and the
+norm, what a kept cut drops is at no chunk's end more than 2^-18 of the state; io's rounding is 2^-9.
 """
 
 from __future__ import annotations
@@ -22,10 +23,6 @@ from cutlass import Int32, select_
 from . import ptx
 from .tiles import SLOTS, WALK
 
-APART = 14 << 7  # 2^14 as bits of bf16
-INFINITE = 0x7F80
-
-
 def begin(total: Int32, ctas: Int32, i: Int32) -> Int32:
     """Where share i of all chunks begins, and share i - 1 ends."""
     return total // ctas * i + cutlass.min(i, total % ctas)
@@ -34,7 +31,7 @@ def begin(total: Int32, ctas: Int32, i: Int32) -> Int32:
 class Shares:
     """What Helpers is to a walk of whole rows, and a CTA's walk over its pieces of strips."""
 
-    receives, marks = False, True
+    receives, tells = False, True
 
     def plan_of(self, bid, turns, size, walks) -> SimpleNamespace:
         total = size.B * size.HV * size.n_v * size.chunks
@@ -46,9 +43,9 @@ class Shares:
         """Of the grid. strips: rows times the tiles of V that a CTA walks."""
         return shares
 
-    def wanted(self, walks: cute.Tensor, lost: cute.Tensor):
+    def wanted(self, told):
         """Whether all cuts are closed."""
-        return self.count_above(walks, WALK) == 0
+        return self.count_open(told.walks) == 0
 
     # ---- PREP ------------------------------------------------------------------------------------------------------
 
@@ -82,36 +79,40 @@ class Shares:
     # ---- SCAN ------------------------------------------------------------------------------------------------------
 
     def piece_at(self, plan, n: Int32, drop: Int32) -> SimpleNamespace:
-        """What of a strip the CTA walks from its n-th chunk on (Helpers.row_piece); mark: before which of its chunks the largest
-        |h| is asked for."""
+        """What of a strip the CTA walks from its n-th chunk on (Helpers.row_piece); mark: before which of the strip's chunks the
+        next CTA starts from zero, if it is one of these."""
         place = self.chunk_at(plan, plan.start + n)
-        stop = cutlass.min(plan.chunks, place.c + plan.end - plan.start - n)
         return SimpleNamespace(
-            n=n, b=place.b, hv=place.hv, u=place.u, first=place.c, stop=stop, chunks=plan.chunks,
+            n=n, b=place.b, hv=place.hv, u=place.u, first=place.c, chunks=plan.chunks, mark=place.c + drop - n,
             out=place.c + cutlass.max(plan.begin - plan.start - n, 0),
-            mark=cutlass.max(place.c, cutlass.min(stop, place.c + drop - n)),
+            stop=cutlass.min(plan.chunks, place.c + plan.end - plan.start - n),
         )  # fmt: skip
 
     def dropped_at(self, plan, walks: cute.Tensor) -> Int32:
-        """At which of this CTA's chunks the next CTA starts from zero; all of them if it drops nothing."""
+        """At which of this CTA's chunks the next CTA starts from zero; -1 if it drops nothing."""
         following = cutlass.min(plan.bid + 1, plan.shares - 1)
         start = plan.end - walks[following]
         drops = (plan.bid + 1 < plan.shares) & (plan.end % plan.chunks > 0) & (start % plan.chunks > 0)
-        return select_(drops, start, plan.end) - plan.start
+        return select_(drops, start - plan.start, Int32(-1))
+
+    def note(self, peak: Int32, c: Int32, piece, dropped: Int32, least: Int32):
+        """(dropped, least) after chunk c of a piece."""
+        return (select_(c + 1 == piece.mark, peak, dropped),
+                select_(c >= piece.out, cutlass.min(peak, least), least))  # fmt: skip
 
     @cute.jit
-    def store_lost(self, lost: cute.Tensor, bid: Int32, peaks: Int32, drops, before: Int32, after: Int32, warps: cutlass.Constexpr,
-                   barrier: cutlass.Constexpr):  # fmt: skip
-        """lost[bid], from the largest |h| of each of the CTA's first `warps` warps, where it `drops` a state and at the end.
-        peaks: shared memory."""
+    def tell(self, told, bid: Int32, peaks: Int32, dropped: Int32, least: Int32, warps: cutlass.Constexpr,
+             barrier: cutlass.Constexpr):  # fmt: skip
+        """This CTA's words, from those of its first `warps` warps. The largest of the warps' least is at most the least of
+        what is the largest over all. peaks: shared memory."""
         warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
         if lane == 0:
-            ptx.sts(peaks + warp * 8, before)
-            ptx.sts(peaks + warp * 8, after, 4)
+            ptx.sts(peaks + warp * 8, dropped)
+            ptx.sts(peaks + warp * 8, least, 4)
         cute.arch.barrier(barrier_id=barrier, number_of_threads=32 * warps)
         if warp == 0:
             mine = peaks + cutlass.min(lane, warps - 1) * 8
-            before, after = ptx.redux_max(ptx.lds(mine)), ptx.redux_max(ptx.lds(mine, 4))
-            seen = (before >= INFINITE) | (before > after + APART)
+            dropped, least = ptx.redux_max(ptx.lds(mine)), ptx.redux_max(ptx.lds(mine, 4))
             if lane == 0:
-                lost[bid] = select_(drops & seen, Int32(1), Int32(0))
+                told.dropped[bid] = dropped
+                told.least[bid] = least

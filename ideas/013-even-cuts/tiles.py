@@ -6,7 +6,9 @@ from cutlass import Int32, select_
 
 CHUNK, BLOCK = 64, 16
 WG_V = 64  # columns of V a warpgroup of SCAN owns: the M of a wgmma
-WALK = 3  # chunks that a share may walk before it begins; SHARE is never less
+WALK = 3  # chunks that a share may walk before it begins; no share is smaller (kernel.py, even)
+APART = 14 << 7  # 2^14 as bits of bf16
+INFINITE = 0x7F80
 SLOTS = 2  # chunks between PREP and SCAN
 ROW = 128  # bytes of a tile row
 TILE = CHUNK * ROW

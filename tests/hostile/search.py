@@ -1,6 +1,6 @@
 """Random hostile problems, until one breaks a rung; a failure ends with the command that replays it.
 
-    python tests/hostile/search.py RUNG ARCH EXAMPLES [SEED]      one rung of ladder.yaml in the emulator
+    python -m tests.hostile.search RUNG ARCH EXAMPLES [SEED [LONGEST]]      one rung of ladder.yaml in the emulator, T up to 70
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ladder.checks import hostile as checking
 from ladder.checks.context import Context, NotRun
 from ladder.judge import Judge
 
-BOUNDED = ("slow", "strong", "mixed", "0", "-1e-3", "-0.5", "-2.5", "-5", "uneven:-5", "ramp:-5")
+BOUNDED = ("slow", "strong", "mixed", "0", "-1e-3", "-0.2", "-0.5", "-2.5", "-5", "uneven:-5", "ramp:-5")
 UNBOUNDED = (*BOUNDED, "-8", "-27.6", "-90", "uneven:-8", "uneven:-100", "ramp:-12", "spike:-100@0")
 TYPES = ("", "float32", "bfloat16", "float16")
 PROBE = manifest.Cell(Case("probe", 1, 64, 1, 1, 64, 64, gpu=False), "slow", "pre")
@@ -35,11 +35,12 @@ def specs(draw: Any, longest: int) -> str:
     gate = pick(*(BOUNDED if safe == "yes" else UNBOUNDED))
     if form == "prod" and safe == "no":
         gate = pick("init", "0", "-1", "-20")
+    dtype = pick("bfloat16", "float16")
     spec = hostile.Spec(
         B=pick(1, 2), T=draw(st.integers(1, longest)), H=H, HV=H * pick(1, 2, 3), K=pick(64, 128), V=pick(64, 128),
-        dtype=pick("bfloat16", "float16"), gtype=pick(*TYPES), btype=pick(*TYPES), form=form, safe=safe, gate=gate,
+        dtype=dtype, gtype=pick(*TYPES), btype=pick(*TYPES), form=form, safe=safe, gate=gate,
         keys=pick("random", "same", "near", "zero", "tiny"), beta=pick("random", "0", "1"), values=pick("random", "zero", "2^8", "2^-8"),
-        state=pick("none", "random", "2^8"), layout=pick(*hostile.LAYOUTS))  # fmt: skip
+        state=pick("none", "random", "2^8", *(["2^100"] if dtype == "bfloat16" else [])), layout=pick(*hostile.LAYOUTS))  # fmt: skip
     return str(spec)
 
 
@@ -77,11 +78,11 @@ def replay(ctx: Context, number: int, text: str) -> str:
     return f'python -m ladder check {number} --hostile "{text}" --seed {ctx.seed} --device cpu --archs {ctx.arch}'
 
 
-def main(number: int, arch: str, examples: int, seed: int | None = None) -> int:
+def main(number: int, arch: str, examples: int, seed: int | None = None, longest: int = 70) -> int:
     ladder = manifest.load(manifest.ROOT)
     ctx = context(ladder.folder(ladder.rung(number)), arch, "emulated", inputs.fresh_seed() if seed is None else seed)
     try:
-        search(ctx, number, examples, longest=70, shrink=False)
+        search(ctx, number, examples, longest, shrink=False)
     except AssertionError as error:
         print(error)
         return 1
