@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import inf, isfinite
+
 import numpy as np
 
 F32, F64, U16, U32, U64 = np.float32, np.float64, np.uint16, np.uint32, np.uint64
@@ -101,6 +104,25 @@ def fma_f32(a, b, c, mode="rn"):
     """Fused multiply-add of float32 arrays, correctly rounded: the product is exact in float64."""
     s = odd_sum(a.astype(F64) * b.astype(F64), c.astype(F64))
     return to_f32(s, mode)
+
+
+def fma_f64(a, b, c):
+    """a b + c, rounded once to nearest; value by value, as nothing wider holds the sum."""
+    return np.frompyfunc(_fma, 3, 1)(a, b, c).astype(np.float64)
+
+
+def _fma(a: float, b: float, c: float) -> float:
+    if not (isfinite(a) and isfinite(b)):
+        return a * b + c
+    if not isfinite(c):
+        return c  # the product may not be finite in float64, but it is
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact == 0:
+        return 0.0 if a and b else a * b + c  # the signs of zeros
+    try:
+        return float(exact)
+    except OverflowError:
+        return inf if exact > 0 else -inf
 
 
 def odd_f32(x):

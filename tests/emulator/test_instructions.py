@@ -1,5 +1,6 @@
 """One instruction at a time against independent numpy or torch arithmetic."""
 
+import decimal
 import math
 from fractions import Fraction
 
@@ -174,6 +175,21 @@ def test_fma_is_rounded_once():
     got = lanes("fma.rn.f32 y0, x0, x1, x2;", [x[:, 0], x[:, 1], x[:, 2]], [np.float32])
     want = [nearest32(exact(a) * exact(b) + exact(c)) for a, b, c in x]
     assert bits(got).tolist() == bits(np.array(want)).tolist()
+
+
+def test_a_double_fma_is_rounded_once():
+    special = [
+        [1 + 2.0**-52, 1 - 2.0**-52, -1], [2.0**600, 2.0**600, -math.inf], [2.0**1000, 2.0**24, -(2.0**1023)], [2.0**1000, 2.0**100, 1],
+        [2.0**-600, 2.0**-600, 2.0**-1074], [-(2.0**-540), 2.0**-540, 0], [math.inf, 0, 1], [math.nan, 1, 1], [1, math.inf, -math.inf],
+        [3, 5, -15], [-3, 0.0, 0.0], [-3, 0.0, -0.0], [1.5, 2.0**-53, 1], [2.0**1000, 2.0**30, math.nan],
+    ]  # fmt: skip
+    drawn = RNG.standard_normal((50, 3)) * np.exp2(RNG.integers(-60, 60, (50, 3)).astype(float))
+    x = np.concatenate([np.array(special), drawn])
+    got = lanes("fma.rn.f64 y0, x0, x1, x2;", [x[:, 0], x[:, 1], x[:, 2]], [np.float64])
+    with decimal.localcontext(decimal.Context(prec=4000, Emax=10**6, Emin=-(10**6))):
+        want = [float(decimal.Decimal(a) * decimal.Decimal(b) + decimal.Decimal(c)) for a, b, c in drawn.tolist()]
+    rest = [-(2.0**-104), -math.inf, 2.0**1023, math.inf, 2.0**-1074, -0.0, math.nan, math.nan, math.nan, 0.0, 0.0, -0.0, 1 + 2.0**-52, math.nan]
+    assert all(a == b and math.copysign(1, a) == math.copysign(1, b) or math.isnan(a) and math.isnan(b) for a, b in zip(got, rest + want))
 
 
 @pytest.mark.parametrize(
