@@ -283,8 +283,8 @@ class Forward(Prep):
         lower_bound: Float32,
     ):
         smem = SmemAllocator().allocate(self.storage)
-        words = ("walks", "dropped", "least")
-        said = SimpleNamespace(**{name: cute.make_tensor(told.iterator + i * shares, cute.make_layout(shares)) for i, name in enumerate(words)})
+        words, lay = ("walks", "dropped", "least"), cute.make_layout(shares)
+        said = SimpleNamespace(**{name: cute.make_tensor(told.iterator + i * shares, lay) for i, name in enumerate(words)})
         if self.wanted(said):
             bid, _, _ = cute.arch.block_idx()
             size = SimpleNamespace(

@@ -1,13 +1,13 @@
 """Every CTA the same number of chunks, whichever rows they belong to, where each cut's state is known to have faded.
 
-A strip is a row (batch, value head) at one tile of V; the chunks of all strips, one strip after the other, are cut into as many shares as
-there are CTAs. A share that begins inside a strip walks `walks[i]` chunks before it for the state alone, from zero
+A strip is a row (batch, value head) at one tile of V; the chunks of all strips, one strip after the other, are cut into
+as many shares as there are CTAs. A share that begins inside a strip walks `walks[i]` chunks before it for the state alone, from zero
 (cuts.py: what it drops arrives 2^-40 as large or less; at the strip's first chunk it begins with h0 and drops nothing).
 Where any cut stays open this kernel does nothing, and rung 010's, launched after it, everything.
 
 2^-40 of what? A state that had been 2^30 times as large as any that follows would still be seen, and a NaN in it always.
 So each CTA tells the largest |h| that it had where the next one starts from zero (`dropped`; 0 if nothing is), and the least
-that the largest |h| was at the end of any chunk from its own cut to the row's end (`least`). Unless dropped[i] is finite and
+that the largest |h| was at the end of any chunk from its own cut to the row's end or its own (`least`). Unless dropped[i] is finite and
 at most 2^14 least[i + 1], for all i, 010's kernel does everything again. With sqrt(K V) <= 2^8 between the largest entry and the
 norm, what a kept cut drops is at no chunk's end more than 2^-18 of the state; io's rounding is 2^-9.
 """
@@ -22,6 +22,7 @@ from cutlass import Int32, select_
 
 from . import ptx
 from .tiles import SLOTS, WALK
+
 
 def begin(total: Int32, ctas: Int32, i: Int32) -> Int32:
     """Where share i of all chunks begins, and share i - 1 ends."""

@@ -84,7 +84,9 @@ def test_strong_gates_close_every_cut(monkeypatch, arch, T, B, HV, K, V, form, s
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("regime, form, helped", [("slow", "prod", ()), ("mixed", "pre", ((0, 64, 0, 1, 1),)), slow("slow", "pre", ((0, 64, 1, 2, 0),))])
+@pytest.mark.parametrize("regime, form, helped", [
+    ("slow", "prod", ()), ("mixed", "pre", ((0, 64, 0, 1, 1),)), slow("slow", "pre", ((0, 64, 1, 2, 0),)),
+])  # fmt: skip
 def test_open_cuts_leave_the_work_to_rows(monkeypatch, arch, regime, form, helped):
     call, rung = drawn(600, 1, 64, regime, form), Watched(monkeypatch, 2, *helped, arch=arch)
     out = rung(call)
@@ -198,7 +200,8 @@ def test_the_barriers_between_warps_are_asked_for(monkeypatch, arch):
     rung(call, device=clean)
     assert not clean.watch.report() and len(clean.texts) == 3
     mutants = [(text, mutant) for text in clean.texts[:2] for kernel in decode(text).kernels
-               for mutant in enumerate_removals(text, kernel) if mutant.source and mutant.source[0].endswith(("cuts.py", "shares.py"))]  # fmt: skip
+               for mutant in enumerate_removals(text, kernel)
+               if mutant.source and mutant.source[0].endswith(("cuts.py", "shares.py"))]  # fmt: skip
     assert len(mutants) == 2
     for text, mutant in mutants:
         device = Faulty(arch, 3, Races())
