@@ -1,10 +1,24 @@
-"""Files that a reader sees whole: the old one or the new one, whatever happens to the writer."""
+"""Files that a reader sees whole: the old one or the new one, whatever happens to the writer; and folders for one at a time."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Waits for whoever else holds the folder. The lock is on the folder itself, so that no file is left."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def replace_text(path: Path, text: str, mode: int = 0o644) -> None:

@@ -6,19 +6,20 @@ that nothing a rung does to its own copy matters.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+
+from ladder.files import locked
 
 RECURRENT_UP_TO = 1024  # tokens; beyond, the chunked fp64 form answers (it agrees with the recurrence to 1e-10)
 PREFIX = "ladder-judge-"
@@ -95,7 +96,7 @@ class Judge:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         place = Path(_roomy() or tempfile.gettempdir())
-        with _alone(place):  # else another's sweep may take a folder that nobody holds yet
+        with locked(place):  # else another's sweep may take a folder that nobody holds yet
             self.folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place)
             self._held = _hold(Path(self.folder.name))
             _sweep(place)
@@ -162,17 +163,6 @@ class Judge:
 
 def _size(reference: Any) -> int:
     return reference.o.nbytes + reference.state.nbytes
-
-
-@contextlib.contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """No other runner makes or sweeps folders in `place` meanwhile."""
-    fd = os.open(place, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _hold(folder: Path) -> int:

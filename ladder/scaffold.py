@@ -7,17 +7,15 @@ folder that carries the marker but has no entry in ladder.yaml was never finishe
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator
 
 import yaml
 
 from .diff import DiffError, ROOT, folder_name, read_entries, rename_pattern, rung_files
+from .files import locked
 
 MARKER = ".unfinished"
 _TEMP = ".new-"
@@ -62,17 +60,6 @@ Nothing yet.
 
 class ScaffoldError(ValueError):
     """The new rung is refused; the message names the argument, what was given and what is accepted."""
-
-
-@contextmanager
-def _locked(ideas: Path) -> Iterator[None]:
-    """One scaffold at a time: two at once would take the same number. Locks the folder itself, so no file is left."""
-    fd = os.open(ideas, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _clean_leftovers(ideas: Path, listed: set[str]) -> None:
@@ -195,7 +182,7 @@ def idea(frm: int, name: str, root: Path = ROOT) -> Path:
     ideas = root / "ideas"
     if not ideas.is_dir():
         raise ScaffoldError(f"ideas: no such folder in {root}")
-    with _locked(ideas):
+    with locked(ideas):  # two at once would take the same number
         try:
             entries = read_entries(root)
         except DiffError as error:

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import torch
+
 from _common import target as targets
 from emulator import EmulatedTarget
+from emulator.launch import Device
 from kernels.kda import inputs
 from kernels.kda.cases import Case
 from ladder import loader
@@ -28,3 +31,28 @@ def run(rung, call: dict, arch: str = "sm_90a", **options):
     """(o, final state). options: of EmulatedTarget."""
     with targets.use(EmulatedTarget(arch, **options)):
         return rung.chunk_kda(**call)
+
+
+def guarded(rung, call: dict, device: Device, memory):
+    """(o, final state) on a device that `memory`, a MemoryWatch, watches: no input may be written, nothing unwritten read."""
+    for name, value in call.items():
+        if isinstance(value, torch.Tensor):
+            memory.protect(value, name)
+    with memory.following(0x3C):
+        return run(rung, call, device.arch, device=device)
+
+
+class Faulty(Device):
+    """A device on which a kernel lacks something: `mutant` of it, of every one unless `faulty` is its text. texts: what was
+    launched."""
+
+    mutant = faulty = None
+
+    def __init__(self, *rest):
+        super().__init__(*rest)
+        self.texts = []
+
+    def launch(self, text, *rest, **named):
+        self.texts.append(text)
+        hit = self.mutant and self.faulty in (None, text)
+        return super().launch(self.mutant.apply(text) if hit else text, *rest, **named)

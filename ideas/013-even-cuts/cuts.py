@@ -19,7 +19,7 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from cutlass.memory import SmemAllocator
 
 from . import ptx
-from .forward import ELEMENT, IO
+from .forward import ELEMENT, IO, fake
 from .operands import LOG2E, Operands
 from .shares import begin
 from .tiles import CHUNK, WALK
@@ -39,7 +39,7 @@ class KdaCuts(Operands):
             raise ValueError(f"gate: got {gate}, accepted log or safe")
         self.K, self.n_v, self.io, self.gate, self.dt_bias = K, V // v_tile, IO[dtype], gate, dt_bias
         self.l2norm, self.beta_sigmoid, self.grows = l2norm, beta_sigmoid, not (l2norm and beta_sigmoid)
-        self.g_element, self.beta_element = ELEMENT[g_dtype], ELEMENT[beta_dtype]
+        self.g_element, self.beta_element, self.beta_wide = ELEMENT[g_dtype], ELEMENT[beta_dtype], beta_dtype == "float32"
         self.pair = {"bfloat16": "bf16", "float16": "f16"}[dtype]
         self.channels = K // 32  # of a lane
 
@@ -80,10 +80,9 @@ class KdaCuts(Operands):
         b, hv = row // HV, row % HV
         x = SimpleNamespace(
             k=k.iterator.toint(), g=g.iterator.toint(), beta=beta, lane=lane, channel=lane * self.channels, HV=HV, H=H,
-            hv=hv, key_head=hv // (HV // H), lower_bound=lower_bound,
+            hv=hv, key_head=hv // (HV // H), lower_bound=lower_bound, a_log=a_log, dt_bias=dt_bias,
         )  # fmt: skip
         coefficients = cute.make_rmem_tensor(1 + self.channels, Float32)
-        x.a_log, x.dt_bias = a_log, dt_bias
         self.load_coefficients(x, hv, coefficients)
         x.coefficients = self.gate_coefficients(x, coefficients)
 
@@ -132,42 +131,18 @@ class KdaCuts(Operands):
                 square = ptx.fma(value, value, square)
             for i in range(5):
                 square = square + cute.arch.shuffle_sync_bfly(square, 1 << i)
-        load = ptx.ldg_if if self.beta_element is Float32 else ptx.ldg_half_if
+        load = ptx.ldg_if if self.beta_wide else ptx.ldg_half_if
         at = x.beta.iterator.toint() + (token * x.HV + x.hv) * (self.beta_element.width // 8)
-        word = load(exists, 0, at)[0]
-        beta = word.bitcast(Float32) if self.beta_element is Float32 else ptx.unpack(word, self.pair)[0]
-        if self.beta_sigmoid:
-            beta = ptx.rcp(ptx.ex2(beta * (-LOG2E)) + 1.0)
-        reach = beta * square - 1.0
+        reach = self.beta_value(load(exists, 0, at)[0]) * square - 1.0
         reach = ptx.fmax(reach, -reach)
         return select_(reach <= 1.0, Float32(0.0), ptx.lg2(reach))
 
     def unpacked(self, words) -> list[Float32]:
         return [value for word in words for value in ptx.unpack(word, self.pair)]
 
-    def load_coefficients(self, x, hv, out: cute.Tensor) -> None:
-        """A_log of value head hv, and dt_bias of the lane's channels."""
-        out.fill(0.0)
-        if self.gate != "log":
-            out[0] = x.a_log[hv]
-            for j in range(self.channels if self.dt_bias else 0):
-                out[1 + j] = x.dt_bias[hv * self.K + x.channel + j]
-
-    def gate_coefficients(self, x, loaded: cute.Tensor):
-        """Operands.gate_coefficients, for the lane's channels."""
-        if self.gate == "log":
-            return None
-        slope = ptx.ex2(loaded[0] * LOG2E) * (-LOG2E)
-        return slope, [slope * loaded[1 + j] for j in range(self.channels)], x.lower_bound * LOG2E
-
     def fake_arguments(self) -> tuple:
         """What to compile __call__ with, for TVM-FFI: contiguous; B, T, H, HV are free."""
         B, T, H, HV, flat, words = (cute.sym_int() for _ in range(6))
-
-        def fake(element, *shape):
-            order = tuple(reversed(range(len(shape))))
-            return make_fake_compact_tensor(element, shape, stride_order=order, assumed_align=16)
-
         raw = self.gate != "log"
         return (
             fake(self.io, B, T, H, self.K), fake(self.g_element, B, T, HV, self.K),

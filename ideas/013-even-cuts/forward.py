@@ -80,6 +80,12 @@ ELEMENT = {**IO, "float32": Float32}
 PREP_REGISTERS = 88  # of the 65,536 that 512 threads share; fewer threads need no setmaxnreg
 
 
+def fake(element, *shape):
+    """A contiguous tensor to compile with."""
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(element, shape, stride_order=order, assumed_align=16)
+
+
 class Forward(Prep):
     """The jit function of one static configuration, but for what differs between architectures: SCAN.
 
@@ -180,7 +186,7 @@ class Forward(Prep):
         o: cute.Tensor,  # [B, T, HV, V] io, written
         ht: cute.Tensor,  # [B, HV, K, V] fp32, written
         shipped: cute.Tensor,  # [chunks that helpers prepare, shipment] uint8, scratch; of any length without helpers
-        told: cute.Tensor,  # int32, zeros: [shares] walks, dropped, least (cuts.py, shares.py); for each chunk that helpers prepare 1
+        told: cute.Tensor,  # int32: [shares] walks, dropped, least (cuts.py, shares.py); zeros for what is shipped, set to 1
         shares: Int32,  # even ones; 0: rung 010's kernel alone
         helpers: Int32,  # CTAs
         own: Int32,  # after `lead` chunks a row prepares this many, and the helpers
@@ -416,11 +422,6 @@ class Forward(Prep):
     def fake_arguments(self) -> tuple:
         """What to compile __call__ with, for TVM-FFI: contiguous; B, T, H, HV are free."""
         B, T, H, HV, flat, tasks, words = (cute.sym_int() for _ in range(7))
-
-        def fake(element, *shape):
-            order = tuple(reversed(range(len(shape))))
-            return make_fake_compact_tensor(element, shape, stride_order=order, assumed_align=16)
-
         K, V = self.K, self.V
         values, state = fake(self.io, B, T, HV, V), fake(Float32, B, HV, K, V)
         raw = self.gate != "log"

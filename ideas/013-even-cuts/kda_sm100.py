@@ -178,7 +178,7 @@ class KdaForward(OnBlackwell, Helpers):
         self.output_is_read(x)
 
 
-class KdaShares(OnBlackwell, Shares):
+class KdaShares(Shares, OnBlackwell):
     """A CTA walks its share of all chunks."""
 
     @cute.jit
@@ -214,7 +214,5 @@ def build(arch: str, shares: bool = False, **params):
     """
     if arch not in ARCHS:
         raise ValueError(f"arch: got {arch}, accepted {', '.join(ARCHS)}")
-    if shares and params.get("dtype", "bfloat16") != "bfloat16":
-        raise ValueError(f"dtype: got {params['dtype']}, accepted bfloat16 for shares")
     fn = (KdaShares if shares else KdaForward)(**params)
     return fn, fn.fake_arguments()

@@ -61,7 +61,7 @@ class KdaForward(OnHopper, Helpers):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
-class KdaShares(OnHopper, Shares):
+class KdaShares(Shares, OnHopper):
     """A CTA walks its share of all chunks."""
 
     @cute.jit
@@ -87,7 +87,5 @@ def build(arch: str, shares: bool = False, **params):
     """
     if arch not in ARCHS:
         raise ValueError(f"arch: got {arch}, accepted {', '.join(ARCHS)}")
-    if shares and params.get("dtype", "bfloat16") != "bfloat16":
-        raise ValueError(f"dtype: got {params['dtype']}, accepted bfloat16 for shares")
     fn = (KdaShares if shares else KdaForward)(**params)
     return fn, fn.fake_arguments()

@@ -17,12 +17,14 @@ FLOOR = -256.0  # log2 decay of one token below which it is 0 anyway; keeps diff
 class Operands:
     """Phases A1 and A2 of PREP."""
 
+    channels = 2  # of a thread
+
     def load_coefficients(self, x, hv, out: cute.Tensor) -> None:
-        """A_log of value head hv, and dt_bias of the thread's two channels."""
+        """A_log of value head hv, and dt_bias of the thread's channels."""
         out.fill(0.0)
         if self.gate != "log":
             out[0] = x.a_log[hv]
-            for j in range(2 if self.dt_bias else 0):
+            for j in range(self.channels if self.dt_bias else 0):
                 out[1 + j] = x.dt_bias[hv * self.K + x.channel + j]
 
     def gate_coefficients(self, x, loaded: cute.Tensor):
@@ -31,7 +33,7 @@ class Operands:
             return None
         a = ptx.ex2(loaded[0] * LOG2E)
         slope, factor = (a * (-LOG2E), x.lower_bound * LOG2E) if self.gate == "safe" else (Float32(LOG2E), -a)
-        return slope, [slope * loaded[1 + j] for j in range(2)], factor
+        return slope, [slope * loaded[1 + j] for j in range(self.channels)], factor
 
     def unit_decay(self, value: Float32, coefficients, j: int) -> Float32:
         """What the gate function makes of the gate's value, but for its factor."""
@@ -75,11 +77,13 @@ class Operands:
             sums.append(total)
         return sums
 
-    def store_beta(self, x, word: Int32) -> None:
+    def beta_value(self, word: Int32) -> Float32:
+        """beta, of itself or its logit as loaded."""
         value = word.bitcast(Float32) if self.beta_wide else ptx.unpack(word, self.pair)[0]
-        if self.beta_sigmoid:
-            value = ptx.rcp(ptx.ex2(value * (-LOG2E)) + 1.0)
-        value = select_(x.valid > x.row, value, Float32(0.0))
+        return ptx.rcp(ptx.ex2(value * (-LOG2E)) + 1.0) if self.beta_sigmoid else value
+
+    def store_beta(self, x, word: Int32) -> None:
+        value = select_(x.valid > x.row, self.beta_value(word), Float32(0.0))
         ptx.sts_if(x.row, -1, x.beta + x.row * 4, value)
 
     def row_products(self, x) -> None:

@@ -34,6 +34,12 @@ class Shares:
 
     receives, tells = False, True
 
+    def __init__(self, dtype: str = "bfloat16", **params):
+        """params: Forward.__init__. ValueError: a parameter outside its domain."""
+        if dtype != "bfloat16":
+            raise ValueError(f"dtype: got {dtype}, accepted bfloat16 for shares")
+        super().__init__(dtype=dtype, **params)
+
     def plan_of(self, bid, turns, size, walks) -> SimpleNamespace:
         total = size.B * size.HV * size.n_v * size.chunks
         first, end = (begin(total, size.shares, i) for i in (bid, bid + 1))
@@ -93,7 +99,7 @@ class Shares:
         """At which of this CTA's chunks the next CTA starts from zero; -1 if it drops nothing."""
         following = cutlass.min(plan.bid + 1, plan.shares - 1)
         start = plan.end - walks[following]
-        drops = (plan.bid + 1 < plan.shares) & (plan.end % plan.chunks > 0) & (start % plan.chunks > 0)
+        drops = (plan.end % plan.chunks > 0) & (start % plan.chunks > 0)  # the last share ends where a strip does
         return select_(drops, start - plan.start, Int32(-1))
 
     def note(self, peak: Int32, c: Int32, piece, dropped: Int32, least: Int32):

@@ -15,7 +15,7 @@ from emulator.races import Races
 from emulator.watch import Together
 from kernels.kda import budget, oracle
 from ladder import loader
-from tests.helped import IDEAS, drawn, run
+from tests.helped import IDEAS, Faulty, drawn, guarded, run
 from tests.helped import rung as helped_rung
 
 ARCHS = "sm_90a", "sm_100a"
@@ -173,23 +173,9 @@ def test_any_order_gives_the_same_bits_and_no_finding(monkeypatch, arch, form):
     call, rung = drawn(520, 1, 64, "strong", form), Watched(monkeypatch, 2, arch=arch)
     expected, memory = rung(call), MemoryWatch()
     device = Device(arch, 3, Together(Races(), memory))
-    for name, value in call.items():
-        if isinstance(value, torch.Tensor):
-            memory.protect(value, name)
-    with memory.following(0x3C):
-        out = rung(call, device=device)
+    out = guarded(rung.rung, call, device, memory)
     assert not device.watch.report() and all(map(torch.equal, expected, out))
     assert [seen for _, seen in rung.told] == [[0]] * 2 and max(rung.told[0][0]) < OPEN
-
-
-class Faulty(Device):
-    """A device on which one kernel lacks something. texts: what was launched."""
-
-    mutant = faulty = None
-
-    def launch(self, text, *rest, **named):
-        self.texts = [*getattr(self, "texts", []), text]
-        return super().launch(self.mutant.apply(text) if text == self.faulty else text, *rest, **named)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -2,17 +2,15 @@
 one at a time: the emulator finds each."""
 
 import pytest
-import torch
 
 from emulator import EmulatorError
-from emulator.launch import Device, decode
+from emulator.launch import decode
 from emulator.memwatch import MemoryWatch
 from emulator.mutants import Mutant, enumerate_removals
 from emulator.races import Races
 from emulator.watch import Together
 from kernels.kda import budget, oracle
-from tests.helped import drawn, rung
-from tests.helped import run as emulate
+from tests.helped import Faulty, drawn, guarded, rung
 
 SOURCES = ("helpers.py", "prep.py", "kda_sm100.py")
 ORDER = (("st.release.gpu", "st.relaxed.gpu"), ("ld.acquire.gpu", "ld.volatile"))  # ld.volatile: relaxed.sys
@@ -38,16 +36,6 @@ class Patient(MemoryWatch):
             raise EmulatorError(f"a word was asked for {PATIENCE} times")
 
 
-class Faulty(Device):
-    """A device that launches a mutant of what it is given."""
-
-    mutant = None
-
-    def launch(self, text, *rest, **named):
-        self.text = text
-        return super().launch(self.mutant.apply(text) if self.mutant else text, *rest, **named)
-
-
 @pytest.fixture
 def found(monkeypatch):
     """(mutant or None, seed, form) -> (what finds it, or None; the text that was launched). A row and one helper."""
@@ -58,17 +46,13 @@ def found(monkeypatch):
         memory = Patient()
         device = Faulty("sm_100a", seed, Together(Races(), memory))
         device.mutant = mutant
-        for name, value in call.items():
-            if isinstance(value, torch.Tensor):
-                memory.protect(value, name)
         try:
-            with memory.following(0x3C):
-                out = emulate(one, call, "sm_100a", device=device)
+            out = guarded(one, call, device, memory)
         except EmulatorError as error:
-            return str(error), device.text
+            return str(error), device.texts[-1]
         verdicts = budget.judge(*out, budget.reference(oracle.chunked(**call), **call))
         wrong = [*device.watch.report(), *(v.reason for v in verdicts if not v.passed)]
-        return (wrong[0] if wrong else None), device.text
+        return (wrong[0] if wrong else None), device.texts[-1]
 
     return run
 

@@ -14,7 +14,7 @@ from emulator.races import Races
 from emulator.watch import Together
 from kernels.kda import budget, oracle
 from ladder import loader
-from tests.helped import IDEAS, drawn, rung, run
+from tests.helped import IDEAS, drawn, guarded, rung, run
 
 NAME = "009-helpers"
 EVERY_SECOND = (0.0, 2, 0)  # idle SMs for one that walks, period, lead
@@ -56,12 +56,7 @@ def watched(rung, call, seed):
     """(o and final state, findings) of one call in a random order."""
     memory = MemoryWatch()
     device = Device("sm_100a", seed, Together(Races(), memory))
-    for name, value in call.items():
-        if isinstance(value, torch.Tensor):
-            memory.protect(value, name)
-    with memory.following(0x3C):
-        out = run(rung, call, "sm_100a", device=device)
-    return out, device.watch.report()
+    return guarded(rung, call, device, memory), device.watch.report()
 
 
 @pytest.mark.parametrize("regime, form, seeds", [("strong", "prod", (3,)), slow("init", "pre", (4, 5)), slow("slow", "pre", (6,))])
