@@ -5,15 +5,22 @@ all calls alike in shapes, strides, dtypes, pointer alignment, device and scalar
 target and, where there are several, the stage. The cache never holds a tensor: not an input, an output or scratch.
 Outputs and scratch come from torch's allocator at each call, so two streams never share them, and the stream is taken at
 each launch (TVM-FFI's environment stream follows torch's current one).
+
+Two of torch's own internals, both made for the code that torch.compile generates, take half of what a call costs on the
+host: `_empty_strided_cuda` allocates without the dispatcher, `TensorGuards` compares all tensors of a call at once.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from torch._C._dynamo.guards import TensorGuards, _empty_strided_cuda
+
+ALIGNMENT = 16  # bytes; what TMA and 16-byte vector accesses ask for
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,30 @@ class Spec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """In elements, row-major."""
+        return torch.empty(self.shape, device="meta").stride()
+
+
+class Alike:
+    """Tells whether a call's tensors are like those it was made of: type, dtype, device, shape, strides, requires_grad, and
+    on 16 bytes if all of those were. It holds none of them."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        layouts = {f"dynamic_dims_{name}s": [list(getattr(t, name)()) for t in tensors] for name in ("size", "stride")}
+        self.same = TensorGuards(*tensors, **layouts).check
+        self.aligned = all(not t.data_ptr() % ALIGNMENT for t in tensors)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """False, too, where the originals were not all aligned. As many tensors, or TypeError."""
+        if not (self.aligned and self.same(*tensors)):
+            return False
+        for t in tensors:
+            if t.data_ptr() % ALIGNMENT:
+                return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -34,9 +65,10 @@ class Plan:
     scalars: tuple = ()
 
     def allocate(self, like: torch.Tensor) -> list[torch.Tensor]:
-        """Fresh, unwritten tensors, one per spec, on the device of `like`."""
-        new = like.new_empty  # half of torch.empty's argument parsing
-        return [new(s.shape, dtype=s.dtype) for s in self.specs]
+        """Fresh, unwritten tensors, one per spec, on the device of `like`: on the CPU, or the current CUDA device."""
+        if like.is_cuda:
+            return [_empty_strided_cuda(s.shape, s.strides, s.dtype) for s in self.specs]
+        return [like.new_empty(s.shape, dtype=s.dtype) for s in self.specs]
 
 
 class CallCache:

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
+from _common.cache import ALIGNMENT, Alike
+
 CHUNK = 64  # tokens per chunk of the chunked form (ALGORITHM.md); g2, Aqk and Akk are relative to it
 FLOATS = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda", "cpu")
-ALIGNMENT = 16  # bytes; what TMA and 16-byte vector accesses ask for
 FLAGS = ("scale", "output_final_state", "l2norm", "use_gate", "beta_sigmoid", "safe_gate", "lower_bound")  # of bind
-_PROBLEMS_KEPT = 256  # distinct call signatures remembered per operator
+_KEPT = 256  # distinct call signatures remembered per operator
 
 
 class ContractError(ValueError):
@@ -175,19 +176,59 @@ def _check_gate(given: Mapping[str, torch.Tensor], use_gate: bool, safe_gate: bo
         raise ContractError(f"lower_bound: given {lower_bound} with safe_gate=False, accepted: None")
 
 
+class Accepted:
+    """The problems that an operator has accepted, by what tells them apart. It holds no tensor."""
+
+    def __init__(self, unsupported: Callable[[Problem], str | None]) -> None:
+        self.unsupported = unsupported
+        self.problems: OrderedDict[tuple, Problem] = OrderedDict()  # by signature
+        self.latest: dict[tuple, tuple[Alike, Problem]] = {}  # of a kind of call, the last
+
+    def problem(self, tensors: dict[str, torch.Tensor | None], flags: tuple) -> Problem:
+        """The problem that a call poses, the same object for calls alike. Raises ContractError and Unsupported."""
+        given = [t for t in tensors.values() if t is not None]
+        kind = (flags, tensors["initial_state"] is None, tensors["A_log"] is None, tensors["dt_bias"] is None, torch.is_grad_enabled())
+        try:
+            alike, problem = self.latest[kind]
+            if alike(given):
+                return problem
+        except (AttributeError, KeyError, RuntimeError, TypeError):  # a new kind; else no dense tensor, or a flag without hash
+            pass
+        signature = self.signature(tensors, flags)
+        problem = self.problems.get(signature) if signature else None
+        if problem is None:
+            problem = self.admit(signature, tensors, flags)
+        if len(self.latest) >= _KEPT:
+            self.latest.clear()
+        self.latest[kind] = Alike(given), problem
+        return problem
+
+    def signature(self, tensors: Mapping[str, torch.Tensor | None], flags: tuple) -> tuple | None:
+        """None for what only `bind` can say something about."""
+        grad = torch.is_grad_enabled()
+        try:
+            signature = (flags, *[
+                None if t is None else (t.size(), t.dtype, t.device, _dense(t), grad and t.requires_grad)
+                for t in tensors.values()])  # fmt: skip
+            hash(signature)
+        except (AttributeError, RuntimeError, TypeError):  # no dense tensor, or a flag that cannot be hashed
+            return None
+        return signature
+
+    def admit(self, signature: tuple | None, tensors: dict[str, torch.Tensor | None], flags: tuple) -> Problem:
+        problem = bind(tensors, **dict(zip(FLAGS, flags, strict=True)))
+        if reason := self.unsupported(problem):
+            raise Unsupported(reason)
+        self.problems[signature] = problem
+        if len(self.problems) > _KEPT:
+            self.problems.popitem(last=False)
+        return problem
+
+
 def kda_op(stages: tuple[Stage, ...], unsupported: Callable[[Problem], str | None]) -> Callable[..., Any]:
     """The public `chunk_kda` of a rung made of `stages`, which declines the problems for which `unsupported` gives a
     reason. The returned function's docstring states the contract."""
-    problems: OrderedDict[tuple, Problem] = OrderedDict()  # signature -> accepted problem; holds no tensor
-
-    def admit(signature: tuple | None, tensors: dict[str, torch.Tensor | None], flags: tuple) -> Problem:
-        problem = bind(tensors, **dict(zip(FLAGS, flags, strict=True)))
-        if reason := unsupported(problem):
-            raise Unsupported(reason)
-        problems[signature] = problem
-        if len(problems) > _PROBLEMS_KEPT:
-            problems.popitem(last=False)
-        return problem
+    accepted = Accepted(unsupported)
 
     def chunk_kda(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
@@ -212,15 +253,7 @@ def kda_op(stages: tuple[Stage, ...], unsupported: Callable[[Problem], str | Non
         tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "A_log": A_log, "dt_bias": dt_bias}
         flags = (scale, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
                  safe_gate, lower_bound)  # fmt: skip
-        grad = torch.is_grad_enabled()
-        try:
-            problem = problems.get(signature := (flags, *[
-                None if t is None else (t.size(), t.dtype, t.device, _dense(t), grad and t.requires_grad)
-                for t in tensors.values()]))  # fmt: skip
-        except (AttributeError, RuntimeError, TypeError):  # no dense tensor, or a flag that cannot be hashed: bind says which
-            signature = problem = None
-        if problem is None:
-            problem = admit(signature, tensors, flags)
+        problem = accepted.problem(tensors, flags)
         if dt_bias is not None and dt_bias.dim() == 2:
             tensors["dt_bias"] = dt_bias.reshape(-1)
         x = run_stages(stages, problem, tensors)
@@ -243,7 +276,10 @@ def dense(problem: Problem, x: Mapping[str, Any], *names: str) -> list[torch.Ten
 
 
 def run_stages(stages: tuple[Stage, ...], problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Every tensor by name after `stages` have run in order on `tensors`."""
+    """Every tensor by name after `stages` have run in order on `tensors`, on their device, whichever is current."""
+    if problem.device.type == "cuda" and problem.device.index != torch.cuda.current_device():
+        with torch.cuda.device(problem.device):  # Triton launches on the current device, and scratch is allocated there
+            return run_stages(stages, problem, tensors)
     x = dict(tensors)
     for stage in stages:
         x.update(stage.run(problem, x))

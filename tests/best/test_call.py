@@ -192,7 +192,7 @@ def test_without_a_gpu_it_refuses_and_names_the_device(rungs):
 
 def test_choices_do_not_pile_up(rungs, monkeypatch):
     """As many as the contract remembers, none of them for a call that it has forgotten."""
-    monkeypatch.setattr(contract, "_PROBLEMS_KEPT", 2)
+    monkeypatch.setattr(contract, "_KEPT", 2)
     rungs.add()
     chunk_kda, others = dispatcher(rungs.root), alive()
     for T in range(16, 22):

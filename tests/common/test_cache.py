@@ -1,8 +1,9 @@
 """The call cache: a plan per key, fresh outputs, and a bound. What makes two calls different is the contract's (test_contract)."""
 
+import pytest
 import torch
 
-from _common.cache import CallCache, Plan, Spec
+from _common.cache import Alike, CallCache, Plan, Spec
 
 
 def plan():
@@ -38,3 +39,22 @@ def test_bounded_dropping_the_least_recently_used():
     assert len(made) == 4
     cache.plan("b", make)
     assert len(made) == 5
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (0, 144), (3, 0, 2), (7,), ()])
+def test_a_specs_strides_are_row_major(shape):
+    assert Spec(shape, torch.int32).strides == torch.empty(shape).stride()
+
+
+def test_alike_is_of_one_type_dtype_device_shape_layout_and_alignment():
+    alike = Alike([torch.zeros(4, 4), torch.zeros(8)])
+    assert alike([torch.ones(4, 4), torch.ones(8)])
+    others = [
+        torch.zeros(4, 4).half(), torch.zeros(4, 4, device="meta"), torch.zeros(4, 5), torch.zeros(2, 8), torch.zeros(4, 4).T,
+        torch.zeros(4, 8)[:, :4], torch.zeros(17)[1:].view(4, 4), torch.zeros(4, 4, requires_grad=True), torch.nn.Parameter(torch.zeros(4, 4)),
+    ]  # fmt: skip
+    for other in others:
+        assert not alike([other, torch.zeros(8)])
+    assert not Alike([torch.zeros(9)[1:]])([torch.zeros(9)[1:]])  # nothing is said of tensors that are not aligned
+    with pytest.raises(TypeError):
+        alike([torch.zeros(4, 4)])

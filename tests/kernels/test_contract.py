@@ -8,7 +8,7 @@ import torch
 
 from kernels.kda import inputs
 from kernels.kda.cases import Case
-from kernels.kda.contract import ContractError, Problem, Stage, Unsupported, dense, kda_op
+from kernels.kda.contract import Accepted, ContractError, Problem, Stage, Unsupported, dense, kda_op
 
 CASE = Case("t", B=1, T=70, H=2, HV=4, K=64, V=32, initial_state=True)
 
@@ -101,6 +101,8 @@ def test_tensors_that_require_grad_are_refused_by_name(call):
         op(**call)
     with torch.no_grad():
         op(**call)
+    with pytest.raises(Unsupported, match="^k: .*requires grad"):  # the last call's tensors, which were accepted without grad
+        op(**call)
     assert len(seen) == 2
 
 
@@ -145,5 +147,5 @@ def test_signatures_remembered_are_bounded(call):
     for scale in range(600):
         op(**call, scale=float(scale + 1))
     assert len(seen) == 600 and seen[-1].scale == 600.0
-    remembered = next(c.cell_contents for c in op.__closure__ if hasattr(c.cell_contents, "popitem"))
-    assert len(remembered) <= 256
+    accepted = next(c.cell_contents for c in op.__closure__ if isinstance(c.cell_contents, Accepted))
+    assert len(accepted.problems) <= 256 and len(accepted.latest) <= 256
