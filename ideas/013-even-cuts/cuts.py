@@ -4,8 +4,9 @@ A token acts on the state as (I - beta k k^T) diag(2^l) (ALGORITHM.md, 19): its 
 max(1, |beta |k|^2 - 1|), and the second factor is 1 for normalised k and beta in [0, 2]. A chunk's fade is the sum of both
 logarithms over its tokens (rung 007). walks[i]: the least number of chunks before share i's first whose fades sum to -40
 or less; fewer where the strip begins before that; WALK + 1 where not even WALK chunks are enough. A NaN closes nothing.
+It also zeroes the words by which helpers say that a chunk has arrived.
 
-One CTA a cut, eight warps: warp = 8 tokens of each chunk, lane = K / 32 channels.
+One CTA a cut: warp = 8 tokens of one chunk, lane = K / 32 channels.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from .shares import begin
 from .tiles import CHUNK, WALK
 
 CLOSED = -40.0  # log2: what a state comes down by before it may be dropped
-WARPS = 8
-TOKENS = CHUNK // WARPS  # of a warp and chunk
+PARTS = 8  # warps of a chunk
+TOKENS = CHUNK // PARTS  # of a warp
+THREADS = 32 * PARTS * WALK
 
 
 class KdaCuts(Operands):
@@ -51,13 +53,13 @@ class KdaCuts(Operands):
         beta: cute.Tensor,  # [B, T, HV], or its logits
         a_log: cute.Tensor | None,  # [HV] fp32, None for gate "log"
         dt_bias: cute.Tensor | None,  # [HV * K] fp32 or None
-        told: cute.Tensor,  # int32, its first [shares] written
+        told: cute.Tensor,  # int32 (Forward.__call__): walks written, the words after `least` zeroed
         shares: Int32,
         lower_bound: Float32,  # ln units, gate "safe"
         stream,
     ):
         self.kda_forward_cuts(k, g, beta, a_log, dt_bias, told, shares, lower_bound).launch(
-            grid=(shares, 1, 1), block=(32 * WARPS, 1, 1), stream=stream
+            grid=(shares, 1, 1), block=(THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
@@ -72,8 +74,10 @@ class KdaCuts(Operands):
         shares: Int32,
         lower_bound: Float32,
     ):
+        cute.arch.griddepcontrol_launch_dependents()  # the next kernel waits for this one's end, and may be there by then
         B, T, HV, H = g.shape[0], g.shape[1], g.shape[2], k.shape[2]
         chunks, warp, lane = cute.ceil_div(T, CHUNK), cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
+        tid, _, _ = cute.arch.thread_idx()
         bid, _, _ = cute.arch.block_idx()
         first = begin(B * HV * self.n_v * chunks, shares, bid)
         row, c = first // chunks // self.n_v, first % chunks
@@ -86,30 +90,39 @@ class KdaCuts(Operands):
         self.load_coefficients(x, hv, coefficients)
         x.coefficients = self.gate_coefficients(x, coefficients)
 
-        fades = cute.make_tensor(SmemAllocator().allocate_array(Float32, WALK * WARPS), cute.make_layout((WARPS, WALK)))
-        for back in cutlass.range_constexpr(WALK):
-            fade = Float32(0.0)
-            token = Int64(b) * T + ((c - 1 - back) * CHUNK + warp * TOKENS)
-            for i in cutlass.range_constexpr(TOKENS):
-                fade = fade + self.token_fade(x, token + i, c - back)
-            if lane == 0:
-                fades[warp, back] = fade
+        fades = cute.make_tensor(SmemAllocator().allocate_array(Float32, WALK * PARTS), cute.make_layout((PARTS, WALK)))
+        back, part, fade = warp // PARTS, warp % PARTS, Float32(0.0)
+        token = Int64(b) * T + ((c - 1 - back) * CHUNK + part * TOKENS)
+        for step in self.token_fades(x, token, c - back):
+            fade = fade + step
+        if lane == 0:
+            fades[part, back] = fade
+        for i in cutlass.range(3 * shares + bid * THREADS + tid, cute.size(told), shares * THREADS, unroll=1):
+            told[i] = 0
         cute.arch.sync_threads()
         if warp == 0:
             walk, total = select_(c <= WALK, c, Int32(WALK + 1)), Float32(0.0)
-            for back in cutlass.range_constexpr(WALK):
-                for w in cutlass.range_constexpr(WARPS):
-                    total = total + fades[w, back]
-                walk = select_((total <= CLOSED) & (walk > back + 1), Int32(back + 1), walk)
+            for chunk in cutlass.range_constexpr(WALK):
+                for w in cutlass.range_constexpr(PARTS):
+                    total = total + fades[w, chunk]
+                walk = select_((total <= CLOSED) & (walk > chunk + 1), Int32(chunk + 1), walk)
             if lane == 0:
                 told[bid] = walk
 
-    def token_fade(self, x, token: Int64, exists: Int32) -> Float32:
-        """log2 of the bound on what a token leaves of any state; the same in all lanes. Of no meaning unless exists > 0."""
+    def token_fades(self, x, token: Int64, exists: Int32) -> list[Float32]:
+        """log2 of the bound on what each of the warp's tokens leaves of any state; the same in all lanes. Of no meaning unless
+        exists > 0."""
         words = self.channels * self.g_element.width // 32
         at = x.g + ((token * x.HV + x.hv) * self.K + x.channel) * (self.g_element.width // 8)
-        raw = ptx.ldg_if(exists, 0, at, words)
-        values = [w.bitcast(Float32) for w in raw] if self.g_element is Float32 else self.unpacked(raw)
+        stride = Int64(x.HV) * (self.K * self.g_element.width // 8)
+        loaded = [ptx.ldg_if(exists, 0, at + i * stride, words) for i in range(TOKENS)]
+        fades = [self.largest(x, [w.bitcast(Float32) for w in raw] if self.g_element is Float32 else self.unpacked(raw)) for raw in loaded]
+        if self.grows:
+            fades = [fade + self.key_growth(x, token + i, exists) for i, fade in enumerate(fades)]
+        return fades
+
+    def largest(self, x, values) -> Float32:
+        """The largest log2 decay of a token's channels, from the lane's own gates; the same in all lanes."""
         if self.gate == "log":
             steps = [value * LOG2E for value in values]
         else:
@@ -117,9 +130,9 @@ class KdaCuts(Operands):
         most = steps[0]
         for step in steps[1:]:
             most = ptx.fmax(most, step)
-        for i in range(5):
-            most = ptx.fmax(most, cute.arch.shuffle_sync_bfly(most, 1 << i))
-        return most + self.key_growth(x, token, exists) if self.grows else most
+        bits = most.bitcast(Int32)  # in the order of the numbers once those below zero are turned round; a NaN of max.NaN above all
+        bits = ptx.redux_max(bits ^ ((bits >> 31) & 0x7FFFFFFF))
+        return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).bitcast(Float32)
 
     def key_growth(self, x, token: Int64, exists: Int32) -> Float32:
         """log2 max(1, |beta |k|^2 - 1|)."""

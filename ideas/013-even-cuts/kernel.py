@@ -92,8 +92,8 @@ def forward(p: Problem, x: dict) -> dict:
     where = target.current()
     plan = CALLS.plan((p, where), partial(plan_forward, where, p))
     o, final_state, shipped, told = plan.allocate(x["q"])
-    if len(shipped):
-        told.zero_()  # nothing of those has arrived; the rest is written before it is read
+    if 0 < len(told) == len(shipped):  # no shares, whose first kernel does this
+        told.zero_()  # nothing has arrived
     plan.run(*operands, o, final_state, shipped, told, *plan.scalars)
     return {"o": o, "final_state": final_state}
 

@@ -35,8 +35,8 @@ def fmax(a, b):
 
 
 def redux_max(x: Int32) -> Int32:
-    """The largest of the warp's values, as unsigned integers."""
-    return _ptx("redux.sync.max.u32 {$w0}, {$r0}, 0xffffffff;", write_only_types=[Int32], read_only_args=[x])
+    """The largest of the warp's values."""
+    return _ptx("redux.sync.max.s32 {$w0}, {$r0}, 0xffffffff;", write_only_types=[Int32], read_only_args=[x])
 
 
 def _regs(kind: str, first: int, n: int) -> str:
