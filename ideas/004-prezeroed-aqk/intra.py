@@ -223,8 +223,7 @@ def intra_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g2: torch.Ten
 
 
 def config(K: int, V: int, bounded: bool, arch: str) -> dict:
-    """The configuration, by measurement on an H200 and by what ptxas spills (NOTES.md): K = V = 128 on Hopper was measured.
-    There 168 registers let three CTAs share an SM with bounded gates, for which they are enough; exact ones go faster with two."""
-    measured = arch == "sm_90a" and K == V == 128
-    capped = {"maxnreg": 168} if measured and bounded else {}
+    """The configuration, by measurement on an H200 and by what ptxas spills (NOTES.md): 168 registers let three CTAs share an
+    SM, where they are enough, which is at K = V = 128 on Hopper."""
+    capped = {"maxnreg": 168} if arch == "sm_90a" and K == V == 128 else {}
     return {"BK": 32, "BKD": 32 if bounded else 16, "BV": 128 if V % 128 == 0 else 64, "num_warps": 4, "num_stages": 1, **capped}

@@ -74,7 +74,6 @@ class KdaCuts(Operands):
         shares: Int32,
         lower_bound: Float32,
     ):
-        cute.arch.griddepcontrol_launch_dependents()  # the next kernel waits for this one's end, and may be there by then
         B, T, HV, H = g.shape[0], g.shape[1], g.shape[2], k.shape[2]
         chunks, warp, lane = cute.ceil_div(T, CHUNK), cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
         tid, _, _ = cute.arch.thread_idx()
@@ -86,15 +85,19 @@ class KdaCuts(Operands):
             k=k.iterator.toint(), g=g.iterator.toint(), beta=beta, lane=lane, channel=lane * self.channels, HV=HV, H=H,
             hv=hv, key_head=hv // (HV // H), lower_bound=lower_bound, a_log=a_log, dt_bias=dt_bias,
         )  # fmt: skip
+        back, part = warp // PARTS, warp % PARTS
+        token, exists = Int64(b) * T + ((c - 1 - back) * CHUNK + part * TOKENS), c - back
+        gates = self.load_gates(x, token, exists)  # first: all else waits for them
         coefficients = cute.make_rmem_tensor(1 + self.channels, Float32)
         self.load_coefficients(x, hv, coefficients)
         x.coefficients = self.gate_coefficients(x, coefficients)
 
         fades = cute.make_tensor(SmemAllocator().allocate_array(Float32, WALK * PARTS), cute.make_layout((PARTS, WALK)))
-        back, part, fade = warp // PARTS, warp % PARTS, Float32(0.0)
-        token = Int64(b) * T + ((c - 1 - back) * CHUNK + part * TOKENS)
-        for step in self.token_fades(x, token, c - back):
-            fade = fade + step
+        fade = Float32(0.0)
+        for i in cutlass.range_constexpr(TOKENS):
+            fade = fade + self.largest(x, gates[i])
+            if cutlass.const_expr(self.grows):
+                fade = fade + self.key_growth(x, token + i, exists)
         if lane == 0:
             fades[part, back] = fade
         for i in cutlass.range(3 * shares + bid * THREADS + tid, cute.size(told), shares * THREADS, unroll=1):
@@ -109,20 +112,16 @@ class KdaCuts(Operands):
             if lane == 0:
                 told[bid] = walk
 
-    def token_fades(self, x, token: Int64, exists: Int32) -> list[Float32]:
-        """log2 of the bound on what each of the warp's tokens leaves of any state; the same in all lanes. Of no meaning unless
-        exists > 0."""
+    def load_gates(self, x, token: Int64, exists: Int32) -> list:
+        """The lane's gates of each of the warp's tokens. Of no meaning unless exists > 0."""
         words = self.channels * self.g_element.width // 32
         at = x.g + ((token * x.HV + x.hv) * self.K + x.channel) * (self.g_element.width // 8)
         stride = Int64(x.HV) * (self.K * self.g_element.width // 8)
         loaded = [ptx.ldg_if(exists, 0, at + i * stride, words) for i in range(TOKENS)]
-        fades = [self.largest(x, [w.bitcast(Float32) for w in raw] if self.g_element is Float32 else self.unpacked(raw)) for raw in loaded]
-        if self.grows:
-            fades = [fade + self.key_growth(x, token + i, exists) for i, fade in enumerate(fades)]
-        return fades
+        return [[w.bitcast(Float32) for w in raw] if self.g_element is Float32 else self.unpacked(raw) for raw in loaded]
 
     def largest(self, x, values) -> Float32:
-        """The largest log2 decay of a token's channels, from the lane's own gates; the same in all lanes."""
+        """log2 of the largest decay of a token's channels, from the lane's own gates; the same in all lanes."""
         if self.gate == "log":
             steps = [value * LOG2E for value in values]
         else:

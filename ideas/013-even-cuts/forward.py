@@ -250,7 +250,7 @@ class Forward(Prep):
             told, shares, helpers, own, run, lead, T, B, HV, HV // q.shape[2], scale, lower_bound,
         ).launch(
             grid=(self.ctas(shares, helpers, B * HV * (self.V // self.v_tile)), 1, 1), block=(self.threads, 1, 1), stream=stream,
-            min_blocks_per_mp=1, use_pdl=True,
+            min_blocks_per_mp=1,
         )  # fmt: skip
 
     # ---- device ----------------------------------------------------------------------------------------------------
@@ -288,9 +288,6 @@ class Forward(Prep):
         scale: Float32,
         lower_bound: Float32,
     ):
-        cute.arch.griddepcontrol_wait()  # for the kernel before, whose end the launch did not wait for
-        if cutlass.const_expr(self.tells):
-            cute.arch.griddepcontrol_launch_dependents()
         smem = SmemAllocator().allocate(self.storage)
         words, lay = ("walks", "dropped", "least"), cute.make_layout(shares)
         said = SimpleNamespace(**{name: cute.make_tensor(told.iterator + i * shares, lay) for i, name in enumerate(words)})

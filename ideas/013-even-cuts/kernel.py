@@ -30,7 +30,7 @@ EMULATED_SMS = 132  # as many as an H200 has
 # and the chunks before either (NOTES.md).
 SHARES = ((3.4, 64, 0, 1, 1), (2.6, 128, 0, 1, 1), (0.9, 128, 1, 2, 2), (0.7, 128, 1, 1, 0), (0.35, 128, 2, 1, 2),
           (0.22, 128, 3, 1, 4), (0.13, 128, 5, 1, 4))  # fmt: skip
-EVEN = 0.9, 16  # even shares pay from so many idle SMs a row and chunks a share on
+EVEN = 0.9, 0.3, 16  # even shares pay from so many idle SMs a row on, with fp32 gates, and chunks a share
 WALKED = 4  # chunks that a share costs besides its own: two walked, three launches
 
 
@@ -104,9 +104,10 @@ def even(p: Problem) -> int:
     sms, strips = multiprocessors(p.device), p.B * p.HV * (p.V // v_tile(p.V))
     if not p.safe_gate or p.io_dtype != torch.bfloat16:
         return 0
-    share, (idle, long) = strips * p.NT / sms, EVEN
+    share, (idle, wide, long) = strips * p.NT / sms, EVEN
     if strips < sms:
-        return sms if sms - strips >= idle * strips and share >= long else 0
+        enough = wide if p.dtypes["g"] == torch.float32 else idle
+        return sms if sms - strips >= enough * strips and share >= long else 0
     return sms if share + WALKED <= 0.95 * p.NT * -(-strips // sms) else 0
 
 

@@ -33,7 +33,7 @@ class Watched:
         self.rung, self.arch = helped_rung(NAME, monkeypatch, sms, *shares), arch
         self.told = []
         module, either = self.rung.module, self.rung.module.either
-        monkeypatch.setattr(module, "EVEN", (0, 4))
+        monkeypatch.setattr(module, "EVEN", (0, 0, 4))
 
         def watched(*kernels):
             launch = either(*kernels)
@@ -211,6 +211,9 @@ def test_no_spills(arch):
 def test_where_even_shares_pay(monkeypatch, rows, chunks, sms, V, expected):
     module = loader.load(IDEAS / NAME).module
     monkeypatch.setattr(module, "multiprocessors", lambda device: sms)
-    problem = SimpleNamespace(B=1, HV=rows, V=V, NT=chunks, device=torch.device("cpu"), safe_gate=True, io_dtype=torch.bfloat16)
+    problem = SimpleNamespace(B=1, HV=rows, V=V, NT=chunks, device=torch.device("cpu"), safe_gate=True, io_dtype=torch.bfloat16,
+                              dtypes={"g": torch.bfloat16})  # fmt: skip
     assert module.even(problem) == expected
+    with_wide_gates = module.even(SimpleNamespace(**{**vars(problem), "dtypes": {"g": torch.float32}}))
+    assert with_wide_gates == (132 if (rows, chunks) == (96, 128) else expected)
     assert module.even(SimpleNamespace(**{**vars(problem), "safe_gate": False})) == 0
