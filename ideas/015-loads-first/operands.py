@@ -145,11 +145,13 @@ class Operands:
 
         corner = (x.channel // 64) * TILE + blk * (BLOCK * ROW) + ((x.lane >> 2) << 4) + (x.lane & 3) * 4
         to_k, to_kd = SLOTS * self.keys, 2 * self.keys
-        norms = self.norms_of(x, blk * BLOCK)
-        words = self.row_words(x.raw, corner, 0)
+        norms = later = self.norms_of(x, blk * BLOCK)
+        ahead = [self.row_words(x.raw, corner, i) for i in range(2)]
         for i in range(BLOCK):
             total, off, place = x.sums[i], i * ROW, corner ^ ((i & 7) << 4)
-            q, k = (ptx.unpack(word, pair) for word in words)
+            if i % 4 == 0:
+                norms = later
+            q, k = (ptx.unpack(word, pair) for word in ahead.pop(0))
             if self.l2norm:
                 q, k = ([v * norm[i % 4] for v in side] for side, norm in zip((q, k), norms))
             level = [total[j] + rise[j] for j in range(2)]
@@ -159,11 +161,11 @@ class Operands:
             stored = grown
             for factor in tail:
                 stored = [stored[j] * factor[j] for j in range(2)]
-            # No load passes a store that stands before it: the next row's are asked for first.
-            if i + 1 < BLOCK:
-                words = self.row_words(x.raw, corner, i + 1)
-                if i % 4 == 3:
-                    norms = self.norms_of(x, blk * BLOCK + i + 1)
+            # No load passes a store that stands before it, so that rows are asked for two ahead.
+            if i + 2 < BLOCK:
+                ahead.append(self.row_words(x.raw, corner, i + 2))
+                if i % 4 == 2:
+                    later = self.norms_of(x, blk * BLOCK + i + 2)
             there = x.q + place
             ptx.sts(there, decayed[0], off)
             ptx.sts(there, decayed[1], to_k + off)
