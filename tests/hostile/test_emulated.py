@@ -49,6 +49,15 @@ def test_a_few_cases(number):
         assert "inherited `safe=no gate=inf@20: fla's gate stage; fla's chunk_kda: o: NaN or Inf" in row["reason"]
 
 
+def test_tf32_with_identical_keys_is_inherited():
+    """By rungs that keep fla's intra stage. 004 has one of its own and is right."""
+    case = ("--hostile", "T=2 dtype=float16 gate=-0.5 keys=same beta=1 state=2^8", "--seed", "6")
+    for number, kind in ((3, "inherited"), (4, "passed")):
+        (row,) = check(number, "sm_90a", *case)
+        assert row["outcome"] == "passed" and row["hostile"][kind] == 1, row
+        assert ("fla's intra stage; fla's chunk_kda: final_state: row error" in row["reason"]) == (kind == "inherited")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(("number", "arch"), SEATS)
