@@ -197,9 +197,11 @@ def test_the_barriers_between_warps_are_asked_for(monkeypatch, arch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_no_spills(arch):
-    for unit in loader.load(IDEAS / NAME).module.UNITS:
+@pytest.mark.parametrize("name", (NAME, "015-loads-first"))
+def test_no_spills(name, arch):
+    for unit in loader.load(IDEAS / name).module.UNITS:
         for row in resources(compile_unit(unit(arch)).cubin):
             assert row.registers <= (255 if row.kernel.startswith("kda_forward_cuts") else 168) and row.spilled == 0, unit
 
