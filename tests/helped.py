@@ -1,7 +1,8 @@
-"""A rung with helpers (009 and later) on a GPU of so many SMs, and a call of it in the emulator."""
+"""What tests of rungs with helpers (009 and later) share: the rung on a GPU of so many SMs, and a call of it in the emulator."""
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from _common import target as targets
@@ -12,6 +13,11 @@ from kernels.kda.cases import Case
 from ladder import loader
 
 IDEAS = Path(__file__).resolve().parents[1] / "ideas"
+
+
+def slow(*case):
+    """A case that is not in the default run."""
+    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 def rung(name: str, monkeypatch, sms: int, *shares: tuple):

@@ -15,15 +15,11 @@ from emulator.races import Races
 from emulator.watch import Together
 from kernels.kda import budget, oracle
 from ladder import loader
-from tests.helped import IDEAS, Faulty, drawn, guarded, run
+from tests.helped import IDEAS, Faulty, drawn, guarded, run, slow
 from tests.helped import rung as helped_rung
 
 ARCHS = "sm_90a", "sm_100a"
 NAME, OPEN = "013-even-cuts", 4  # what walks holds where three chunks are not enough
-
-
-def slow(*case):
-    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 class Watched:

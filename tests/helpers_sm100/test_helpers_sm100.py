@@ -14,7 +14,7 @@ from emulator.races import Races
 from emulator.watch import Together
 from kernels.kda import budget, oracle
 from ladder import loader
-from tests.helped import IDEAS, drawn, guarded, rung, run
+from tests.helped import IDEAS, drawn, guarded, rung, run, slow
 
 NAME = "009-helpers"
 EVERY_SECOND = (0.0, 2, 0)  # idle SMs for one that walks, period, lead
@@ -25,10 +25,6 @@ GATES = (("safe", True), ("log", True), ("softplus", False), ("log", False))
 def unit(arch: str, K: int, gate: str = "safe", bounded: bool = True, has_h0: bool = True) -> Unit:
     module = loader.load(IDEAS / NAME).module
     return module.unit(arch, **module.unit_params(K, K, "bfloat16", gate, bounded, gate != "log", has_h0))
-
-
-def slow(*case):
-    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("T, B, HV, K, V, regime, form, helpers, shares", [

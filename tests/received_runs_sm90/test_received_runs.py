@@ -7,7 +7,7 @@ import torch
 from emulator.races import Races
 from kernels.kda import budget, oracle
 from ladder import loader
-from tests.helped import IDEAS, drawn, run
+from tests.helped import IDEAS, drawn, run, slow
 from tests.helped import rung as helped_rung
 
 FALSIFIED = ("011-split-helpers", "012-early-fill")
@@ -21,10 +21,6 @@ def name(request) -> str:
 def rung(name: str, monkeypatch, sms: int, own: int, run: int, lead: int, columns: int = 128):
     """The rung with one schedule for all shapes."""
     return helped_rung(name, monkeypatch, sms, (0.0, columns, own, run, lead))
-
-
-def slow(*case):
-    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("T, B, HV, K, regime, form, helpers, schedule", [
